@@ -57,12 +57,18 @@ typedef struct {
 #undef SV_COUNT
 } sv_counts;
 
+/* An operation in progress, in the segment.  It has one writer. */
+typedef struct {
+    _Atomic uint64_t since; /* when it began */
+    _Atomic uint64_t busy;  /* what it is: an sv_busy, or 0 */
+} sv_activity;
+
 /* The counters of a worker, in the segment. */
 typedef struct {
 #define SV_COUNTER(name, heading, help) _Atomic uint64_t name;
     alignas(SV_CACHE_LINE) SV_COUNTERS(SV_COUNTER)
-    _Atomic uint64_t busy_since; /* when the operation in progress began */
-    _Atomic uint64_t busy;       /* the operation in progress: an sv_busy, or 0 */
+    sv_activity activity;
+    _Atomic uint64_t overlaps;   /* whether it may be busy with several envs at once */
     _Atomic uint64_t process;    /* the worker's process id, in its own namespace */
     SV_ON_CORES(SV_COUNTER)      /* how much that was before it served */
     _Atomic uint64_t first_env;  /* which envs are the worker's; in the block beside, by the parent */
@@ -118,8 +124,9 @@ static inline void sv_counters_keep(sv_counters *past, const sv_counters *gone)
 #undef SV_KEEP
 }
 
-/* What a worker is doing with an env. */
-enum sv_doing { SV_IN_STEP, SV_IN_RESET, SV_IN_CALL };
+/* What a worker is doing with an env.  In several: it is busy with more than one at a time, whose own
+ * activities (timings.h) say what with. */
+enum sv_doing { SV_IN_STEP, SV_IN_RESET, SV_IN_CALL, SV_IN_SEVERAL };
 
 /* An operation in progress, with its env. */
 static inline uint64_t sv_busy(uint32_t env, enum sv_doing doing)
@@ -132,7 +139,7 @@ static inline uint64_t sv_busy_env(uint64_t busy)
     return (busy >> 2) - 1;
 }
 
-/* The operation; of a damaged segment it may be none of these. */
+/* The operation. */
 static inline enum sv_doing sv_busy_doing(uint64_t busy)
 {
     return (enum sv_doing)(busy & 3);
@@ -140,26 +147,26 @@ static inline enum sv_doing sv_busy_doing(uint64_t busy)
 
 static inline const char *sv_busy_name(uint64_t busy)
 {
-    static const char *const names[] = {"step", "reset", "call", "call"};
+    static const char *const names[] = {"step", "reset", "call", "several"};
     return names[busy & 3];
 }
 
-/* Worker: notes that an operation begins; 0: that it ends.  The end leaves busy_since as it is: a
- * reader that has read `busy` before the end may read busy_since after it. */
-static inline void sv_busy_begin(sv_counters *counters, uint64_t busy, int64_t now)
+/* The writer: notes that an operation begins; 0: that it ends.  The end leaves `since` as it is: a
+ * reader that has read `busy` before the end may read `since` after it. */
+static inline void sv_busy_begin(sv_activity *activity, uint64_t busy, int64_t now)
 {
     /* release: pairs with the acquire of sv_busy_for, which must not see this with an older time. */
     if (busy != 0)
-        atomic_store_explicit(&counters->busy_since, (uint64_t)now, memory_order_relaxed);
-    atomic_store_explicit(&counters->busy, busy, memory_order_release);
+        atomic_store_explicit(&activity->since, (uint64_t)now, memory_order_relaxed);
+    atomic_store_explicit(&activity->busy, busy, memory_order_release);
 }
 
-/* Parent: what the worker is doing, and for how long (at most as long as it really has). */
-static inline uint64_t sv_busy_for(const sv_counters *counters, int64_t now, int64_t *elapsed)
+/* A reader: what is in progress, and for how long (at most as long as it really is). */
+static inline uint64_t sv_busy_for(const sv_activity *activity, int64_t now, int64_t *elapsed)
 {
     /* acquire: pairs with the release of sv_busy_begin. */
-    uint64_t busy = atomic_load_explicit(&counters->busy, memory_order_acquire);
-    uint64_t since = atomic_load_explicit(&counters->busy_since, memory_order_relaxed);
+    uint64_t busy = atomic_load_explicit(&activity->busy, memory_order_acquire);
+    uint64_t since = atomic_load_explicit(&activity->since, memory_order_relaxed);
     *elapsed = (int64_t)((uint64_t)now - since); /* unsigned: a damaged one must not overflow */
     return busy;
 }

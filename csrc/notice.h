@@ -56,13 +56,13 @@ static inline uint64_t sv_notice_state(const sv_notice *notice)
 /* Parent: notes that a wait begins. */
 static inline void sv_notice_wait(sv_notice *notice, int64_t now)
 {
-    sv_busy_begin(&notice->parent, 1, now);
+    sv_busy_begin(&notice->parent.activity, 1, now);
 }
 
 /* Parent: notes that the wait is over. */
 static inline void sv_notice_go_on(sv_notice *notice)
 {
-    sv_busy_begin(&notice->parent, 0, 0);
+    sv_busy_begin(&notice->parent.activity, 0, 0);
 }
 
 #endif

@@ -7,7 +7,7 @@
  *     notice          what the parent publishes for onlookers
  *     counters        one block a worker: what it has done
  *     past            one block a worker: its envs, and what its predecessors have done
- *     timings         one block an env: how long its steps and resets have taken
+ *     timings         one block an env: how long its steps and resets have taken, what it is doing
  *     texts           one a worker, about the wrappers of its envs
  *     requests        one ring a worker, parent to worker
  *     completions     one ring a worker, worker to parent
@@ -33,7 +33,7 @@
 #include "wait.h"
 
 #define SV_SEGMENT_MAGIC UINT64_C(0x316365766d6873ff)
-#define SV_SEGMENT_VERSION 11
+#define SV_SEGMENT_VERSION 12
 
 #define SV_MAX_WORKERS 65536
 #define SV_MAX_ENVS 1048576

@@ -1,9 +1,9 @@
-/* timings.h — histograms of how long each env's steps and resets have taken, for envs.stats().
+/* timings.h — how long each env's steps and resets have taken, and what it is doing now.
  *
- * Each env has two histograms, on cache lines of its own in the segment: a bucket for each power of
+ * For envs.stats().  Each env has two histograms, on cache lines of its own in the segment: a bucket for each power of
  * two of nanoseconds, the sum and the longest.  The env's worker is the only writer, so that adding is
  * a load and a store; the parent, or another process that has mapped the segment, reads at any time.
- * The numbers carry no data and order nothing: all accesses are relaxed and pair with none.  A reader
+ * The numbers carry no data and order nothing: all their accesses are relaxed and pair with none.  A reader
  * may see a bucket newer than the sum, never half of a number.
  *
  * Histograms belong to the env, not to the process: a worker's successor continues them.
@@ -23,14 +23,15 @@ typedef struct {
     _Atomic uint64_t buckets[SV_TIMING_BUCKETS];
 } sv_timing;
 
-/* The histograms of one env. */
+/* The histograms of one env; and its activity, if its worker is busy with several (counters.h). */
 typedef struct {
     alignas(SV_CACHE_LINE) sv_timing step;
     sv_timing reset;
+    sv_activity activity;
 } sv_timings;
 
 _Static_assert(sizeof(sv_timing) == SV_TIMING_WORDS * sizeof(uint64_t), "nothing between");
-_Static_assert(sizeof(sv_timings) == 2 * sizeof(sv_timing), "lines of its own, and nothing between");
+_Static_assert(sizeof(sv_timings) % SV_CACHE_LINE == 0, "lines of its own");
 
 /* The bucket of a time. */
 static inline uint32_t sv_timing_bucket(uint64_t ns)

@@ -202,7 +202,7 @@ CASES = {
     "envs that sleep": (
         made([env((1000, 2 * MS))] * 8, workers=2, waited=9.0, cpu_s=0.1),
         "env-bound",
-        "num_workers=4",
+        'overlap="auto"',
     ),
     "the policy computes meanwhile": (
         made([env((1000, 4.5 * MS))] * 4, workers=2, waited=0.5),
@@ -297,6 +297,13 @@ def test_envs_that_sleep_are_not_shown_a_share_of_the_limit():
     asleep = made([env((1000, 9 * MS))] * 8, workers=8, waited=9.5, cpu_s=0.1)
     assert asleep.share_of_limit > 3
     assert "(800 a second), " in str(asleep) and "of the limit" not in str(asleep)
+
+
+def test_envs_that_wait_at_once_are_not_told_to():
+    asleep = made([env((1000, 9 * MS))] * 8, workers=2, waited=9.5, cpu_s=0.1)
+    assert asleep.verdict.option == 'overlap="auto"'
+    assert replace(asleep, overlaps=True).verdict.option == ""
+    assert "of the limit" not in str(replace(asleep, overlaps=True))
 
 
 def test_no_verdict_on_a_few_steps():

@@ -54,7 +54,7 @@ static void test_publish(void)
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
         values[i] = (int64_t)(i + 1) << 40 | 1;
     memcpy(&counts, values, sizeof counts);
-    sv_busy_begin(&counters, 7, 8);
+    sv_busy_begin(&counters.activity, 7, 8);
     sv_counters_publish(&counters, &counts);
     for (size_t table = 0; table < 2; table++)
         for (const sv_counter_line *line = tables[table]; line->name != NULL; line++)
@@ -62,16 +62,16 @@ static void test_publish(void)
     CHECK(seen == sizeof values / sizeof *values && counts.waits == values[1]);
     CHECK(strcmp(sv_wait_lines[1].name, "waits") == 0 && sv_wait_lines[1].help[0] != 0);
     CHECK(sv_counter_get(&counters.wakes) == (uint64_t)counts.wakes);
-    CHECK(sv_counter_get(&counters.busy) == 7 && sv_counter_get(&counters.busy_since) == 8);
+    CHECK(sv_counter_get(&counters.activity.busy) == 7 && sv_counter_get(&counters.activity.since) == 8);
 }
 
 static void be_busy(void *argument)
 {
     struct shared *shared = argument;
     for (uint32_t env = 0; env < shared->rounds; env++) {
-        sv_busy_begin(&shared->counters, sv_busy(env, env % 3), env);
+        sv_busy_begin(&shared->counters.activity, sv_busy(env, env % 3), env);
         if (env % 4 == 3)
-            sv_busy_begin(&shared->counters, 0, 0);
+            sv_busy_begin(&shared->counters.activity, 0, 0);
     }
     atomic_store(&shared->over, true);
 }
@@ -81,12 +81,12 @@ static void be_busy(void *argument)
 static void test_end_between(void)
 {
     sv_counters counters = {0};
-    sv_busy_begin(&counters, sv_busy(3, SV_IN_STEP), 1000);
-    uint64_t busy = atomic_load(&counters.busy);
-    sv_busy_begin(&counters, 0, 0);
-    CHECK(busy == sv_busy(3, SV_IN_STEP) && sv_counter_get(&counters.busy_since) >= 1000);
+    sv_busy_begin(&counters.activity, sv_busy(3, SV_IN_STEP), 1000);
+    uint64_t busy = atomic_load(&counters.activity.busy);
+    sv_busy_begin(&counters.activity, 0, 0);
+    CHECK(busy == sv_busy(3, SV_IN_STEP) && sv_counter_get(&counters.activity.since) >= 1000);
     int64_t elapsed;
-    CHECK(sv_busy_for(&counters, 2000, &elapsed) == 0);
+    CHECK(sv_busy_for(&counters.activity, 2000, &elapsed) == 0);
 }
 
 /* Nothing is seen with the time at which something before it began. */
@@ -99,7 +99,7 @@ static void test_busy(bool process, uint32_t rounds)
     shared->rounds = rounds;
     run(&writer, process, be_busy, shared);
     while (!atomic_load(&shared->over)) {
-        seen = sv_busy_for(&shared->counters, rounds, &elapsed);
+        seen = sv_busy_for(&shared->counters.activity, rounds, &elapsed);
         if (seen == 0)
             continue;
         uint64_t env = sv_busy_env(seen);
@@ -118,9 +118,9 @@ static void test_nonsense(void)
     const uint64_t times[] = {0, UINT64_MAX, UINT64_C(1) << 63, (UINT64_C(1) << 63) - 1};
     int64_t elapsed;
     for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
-        sv_counter_set(&counters.busy_since, times[i]);
-        sv_busy_for(&counters, INT64_MAX, &elapsed);
-        sv_busy_for(&counters, 0, &elapsed);
+        sv_counter_set(&counters.activity.since, times[i]);
+        sv_busy_for(&counters.activity, INT64_MAX, &elapsed);
+        sv_busy_for(&counters.activity, 0, &elapsed);
         CHECK(sv_busy_name(times[i]) != NULL);
     }
     CHECK(strcmp(sv_busy_name(sv_busy(UINT32_MAX, SV_IN_CALL)), "call") == 0);

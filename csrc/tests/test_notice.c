@@ -51,7 +51,7 @@ static void test_reader(bool process, uint32_t rounds)
             CHECK(sv_counter_get(&notice->parent.process) == 77);
             CHECK(sv_counter_get(&notice->num_processes) == 3 && sv_counter_get(&notice->began) != 0);
         }
-        if (sv_busy_for(&notice->parent, rounds, &elapsed) != 0)
+        if (sv_busy_for(&notice->parent.activity, rounds, &elapsed) != 0)
             CHECK(elapsed > 0 && elapsed <= rounds);
     } while (state != SV_NOTICE_CLOSED);
     CHECK(sv_counter_get(&notice->parent.waits) == rounds);

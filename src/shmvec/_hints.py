@@ -24,6 +24,7 @@ __all__ = [
     "of_env_fn",
     "of_id",
     "of_reset",
+    "of_thread",
     "refuse_unknown",
     "refusing_unknown",
     "takes",
@@ -155,6 +156,13 @@ def of_action(index: int, env: Any, action: Any) -> str:
         if shape == (*space.shape, 1):
             hint += ": give actions.squeeze(-1)"
     return f"{hint}."
+
+
+def of_thread(error: BaseException) -> str:
+    """What to do about an env that raised because it is not in its process's main thread."""
+    if isinstance(error, ValueError) and "main thread" in str(error):
+        return "With overlap= each env lives in a thread of its own: leave overlap= out."
+    return ""
 
 
 def of_reset(index: int, env: Any, error: BaseException) -> str:

@@ -65,7 +65,9 @@ Init = TypeVar("Init", bound=Callable[..., None])
 _FOR_EVER = 1e9  # seconds: the nanoseconds of more do not fit into 64 bits
 _LIMITS = ("step_timeout", "reset_timeout")
 # Options that caller_steps=True refuses.
-_NO_CALLER = (*_LIMITS, "worker_environ", "worker_init", "batch_size", "batch_timeout")
+_NO_CALLER = (
+    *(*_LIMITS, "worker_environ", "worker_init", "batch_size", "batch_timeout", "overlap"),
+)
 # The last arguments came with Gymnasium 1.1 (autoreset_mode) and 1.4 (semaphore).
 NUM_WORKER_ARGUMENTS = len(inspect.signature(_async_worker).parameters)
 
@@ -242,6 +244,24 @@ def _refuse_caller_steps(name: str, settings: Settings) -> None:
             f"{name} is for worker processes, and with caller_steps=True some envs are in the "
             "calling one: leave one of them out"
         )
+
+
+def _checked_overlap(overlap: Any, settings: Settings) -> int | str | None:
+    """The number of a worker's envs that may be busy at once, or "auto"."""
+    if overlap is None:
+        return None
+    if overlap != "auto":
+        try:
+            overlap = checked_count("overlap", overlap)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f'{error}; or "auto"') from None
+    if settings.num_workers == 0:
+        raise ValueError("overlap is for worker processes, and num_workers=0 has none")
+    _refuse_caller_steps("overlap", settings)
+    if getattr(settings, "worker", None) is not None:
+        raise ValueError("a `worker` function steps its env itself: leave overlap out")
+    chosen: int | str = overlap
+    return chosen
 
 
 def _checked_wait_policy(policy: Any, _: Settings) -> Any:
@@ -526,6 +546,15 @@ class VectorEnvOptions:
         faster where there are few cores, as in a notebook. If one of these envs crashes or hangs,
         so does the calling process.""",
         check=_checked_caller_steps,
+    )
+    overlap: int | str | None = _option(
+        None,
+        """How many envs of a worker may be in ``step`` or ``reset`` at once, for envs that wait
+        (for a server, a browser, another program) and native code that gives up the GIL; each lives
+        in a thread of its own. "auto": learned. Envs whose ``step`` or ``reset`` is a coroutine
+        function share an event loop instead, and None lets all of them be busy at once.""",
+        check=_checked_overlap,
+        needs_workers=True,
     )
     wait_policy: str = _option(
         "adaptive",

@@ -183,7 +183,8 @@ class Trace:
         read_in = [read_trace(memory, rings, self.size, index) for index in range(rings)]
         self.overwritten = [lost for _, lost in read_in]
         now = time.monotonic_ns()  # read last: all that the rings hold has ended by then
-        doing = tracing.links.insight().doing(now)
+        insight = tracing.links.insight()
+        doing = insight.doing(now)
         for index in range(len(ranges)):
             _know(self._pids, tracing.workers, index)
         busy = [
@@ -202,6 +203,7 @@ class Trace:
             busy,
             idle,
             self._events,
+            insight.overlaps,
         )
 
     def __enter__(self) -> Trace:
@@ -321,6 +323,7 @@ class Recorded:
         busy: What each worker is in the middle of: (env, "step", "reset" or "call", since when).
         idle: Whether each worker waits for a request.
         events: Other events, faults for example: (when, what, details).
+        overlaps: Whether workers are busy with several envs at once: each env has a track then.
     """
 
     entries: Sequence[npt.NDArray[np.void]]
@@ -332,6 +335,7 @@ class Recorded:
     busy: Sequence[tuple[int, str, int] | None]
     idle: Sequence[bool]
     events: Sequence[tuple[int, str, dict[str, Any]]]
+    overlaps: bool = False
 
 
 @dataclass
@@ -384,7 +388,17 @@ def _events(recorded: Recorded) -> Iterator[str]:
             tid = parent + index + 1 if here else pid
             yield from _named(pid, tid, name, index + 1, here)
             doing = _doing(recorded, index) if end == len(entries) else None
-            yield from _spans_of(recorded, entries[begin:end], index, pid, tid, begin == 0, doing)
+            now = entries[begin:end]
+            if not recorded.overlaps:
+                yield from _spans_of(recorded, now, index, pid, tid, begin == 0, doing)
+                continue
+            for env in envs:
+                own_doing = doing if doing is not None and doing.env == env else None
+                of_env = now[np.isin(now["kind"], _OF_ENVS) & (now["env"] == env)]
+                yield from _named(pid, pid + 1 + env, f"env {env}", index + 1, True)
+                yield from _spans_of(
+                    recorded, of_env, index, pid, pid + 1 + env, begin == 0, own_doing
+                )
 
 
 def _before(pids: Sequence[int], known: Sequence[int]) -> int:
@@ -523,6 +537,7 @@ def _us(ns: int) -> str:
     return f"{sign}{ns // 1000}.{ns % 1000:03d}"
 
 
+_OF_ENVS = [number for number, name in TRACE_KINDS.items() if name in _OF_AN_ENV]
 _ATTACH = next(number for number, name in TRACE_KINDS.items() if name == "attach")
 _AT_ONCE = 512
 _ASTRAY_NS = 1_000_000_000  # by which the two clocks of a worker may differ

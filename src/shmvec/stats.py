@@ -249,15 +249,18 @@ class Doing:
         env: The index of its env.
         operation: "step", "reset", or "call": of a method or attribute.
         for_s: Seconds since it began.
+        others: Number of further envs that it is busy with, not for as long.
     """
 
     env: int
     operation: str
     for_s: float
+    others: int = 0
 
     def __str__(self) -> str:
         """The operation, env and duration in words."""
-        return f"{self.operation} of env {self.env} for {_duration(self.for_s)}"
+        others = f", {self.others} others" if self.others else ""
+        return f"{self.operation} of env {self.env} for {_duration(self.for_s)}{others}"
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,8 @@ class Stats:
             when its worker was started; "": it has none, or ``compile_wrappers=False``, or its
             worker has no room to say so, which is 1 KB for all kinds of its envs.
         caller_steps: Whether the calling process is the last worker.
+        overlaps: Whether a worker may be busy with several envs at once. The times of its envs add
+            up to more than its own then, and the time on cores is that of its first thread.
     """
 
     parent: Waits
@@ -319,6 +324,7 @@ class Stats:
     shared: int = 0
     wrappers: tuple[str, ...] = ()
     caller_steps: bool = False
+    overlaps: bool = False
 
     @classmethod
     def of(
@@ -353,6 +359,7 @@ class Stats:
             insight.nbytes,
             tuple(insight.wrappers()),
             insight.caller_steps,
+            insight.overlaps,
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
@@ -744,12 +751,14 @@ def _envs(stats: Stats, busy: float) -> Verdict:
         return Verdict("env-bound", reason, f"There are {stats.cores} cores: {option}", option)
     cpu = [worker.cpu_s for worker in stats.workers if worker.cpu_s is not None]
     asleep = bool(cpu) and sum(cpu) < _AWAKE * busy
-    if asleep and stats.num_workers < len(stats.envs):
-        option = f"num_workers={min(len(stats.envs), 2 * stats.num_workers)}"
+    if asleep and stats.num_workers < len(stats.envs) and not stats.overlaps:
+        option = advice = 'overlap="auto"'
+        if stats.caller_steps:  # which refuses it
+            option, advice = "caller_steps=False", f"caller_steps=False and {option}"
         return Verdict(
             "env-bound",
             f"{reason}, most of it asleep",
-            f"More workers than cores can wait at the same time: {option}",
+            f"Envs of a worker can wait at the same time: {advice}",
             option,
         )
     more = "step more envs at a time" if asleep or most < stats.cores else "use more cores"
@@ -844,8 +853,8 @@ def _sentences(stats: Stats) -> list[str]:
     steps = sum(worker.steps for worker in stats.workers)
     resets = sum(worker.resets for worker in stats.workers)
     waiting_s = stats.waiting_s or 0.0
-    share = stats.share_of_limit
-    limit = f", {share:.0%} of the limit" if share < _OVER else ""  # envs that sleep have none
+    share = _OVER if stats.overlaps else stats.share_of_limit  # envs that sleep have none
+    limit = f", {share:.0%} of the limit" if share < _OVER else ""
     sentences = [
         f"{stats.elapsed_s:.3g} s: {steps:,} steps ({stats.steps_per_s:,.0f} a second{limit}), "
         f"{resets:,} resets; "

@@ -17,7 +17,8 @@ _NAMES = {
     "infos": "Batch Report",
     "ledger": "DONE TIME_UP Ledger",
     "links": "Alarms Links",
-    "messages": "pickle_value",
+    "messages": "copied pickle_value",
+    "overlap": "OverlappedLoop",
     "process": "Descriptor buffer_c_lines clock_cost core_rates core_round_trip flush_c "
     "guard_handler is_unhandled mark_process signal_marked start_watchdog stop_watchdog "
     "yield_cost",

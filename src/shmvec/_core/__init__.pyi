@@ -113,6 +113,7 @@ class Insight:
         nbytes: Bytes of the segment.
         num_workers: Workers; 0: the envs live in the parent.
         caller_steps: Whether the parent is the last worker.
+        overlaps: Whether a worker may be busy with several envs at once.
         num_envs: Envs.
         cores: Number of cores that parent and workers may use.
         elapsed_s: Seconds since it was made ready.
@@ -168,8 +169,12 @@ class Insight:
             For each env, steps and resets: their sum and the longest, in ns, and the buckets of
             csrc/timings.h.
         """
-    def doing(self, at: int | None = None) -> list[tuple[int, str, float] | None]:
-        """What each worker does now: (env, whether it resets, seconds); None: neither.
+    @property
+    def overlaps(self) -> bool: ...
+    def doing(self, at: int | None = None) -> list[tuple[int, str, float, int] | None]:
+        """What each worker does now: (env, "step", "reset" or "call", seconds, number of others).
+
+        None: nothing. Of a worker that is busy with several envs: what takes longest so far.
 
         Args:
             at: Up to when seconds are counted, in ns of the monotonic clock; None: now.
@@ -407,6 +412,9 @@ class Channel:
 def pickle_value(value: Any) -> bytes:
     """Pickle a value: fast if its type can be imported, else by value (cloudpickle)."""
 
+def copied(value: Any) -> Any:
+    """A deep copy of an info or an observation."""
+
 # Traces
 
 TRACE_KINDS: dict[int, str]  # what an entry may be of, and its name
@@ -560,6 +568,27 @@ class WorkerLoop:
         """
     def serve_pending(self) -> bool:
         """Serves the requests that are there; False after a request to close."""
+
+class OverlappedLoop(WorkerLoop):
+    """Serves the envs ``first_env`` and up, several at once: see ``_processes.overlap``."""
+
+    @property
+    def in_progress(self) -> int:
+        """The number of envs that are busy."""
+    def execute_by(self, executor: Any) -> None:
+        """Takes the executor, whose ``start(i, what, argument)`` has an env begin something."""
+    def sleep(self) -> bool:
+        """Announces that this worker sleeps on its alarm; False: it has requests to serve."""
+    def awake(self) -> None:
+        """Ends what ``sleep`` has announced, whatever that returned."""
+    def begin(self, i: int, doing: str) -> None:
+        """Publishes what env i begins; called where the env runs."""
+    def end(self, i: int) -> None:
+        """Publishes that env i is done; called where the env runs."""
+    def finish(self, i: int, outcome: Any = None) -> None:
+        """Notes that env i has come to its end; answers its request if it was the last one."""
+    def close(self) -> None:
+        """Answers the request to close."""
 
 # The parent's side
 

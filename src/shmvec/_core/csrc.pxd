@@ -65,7 +65,11 @@ cdef extern from "completion.h" nogil:
 cdef extern from "counters.h" nogil:
     ctypedef uint64_t sv_counter "_Atomic uint64_t"
 
+    ctypedef struct sv_activity:
+        pass
     ctypedef struct sv_counters:
+        sv_activity activity
+        sv_counter overlaps
         sv_counter requests
         sv_counter steps
         sv_counter process
@@ -84,12 +88,13 @@ cdef extern from "counters.h" nogil:
         SV_IN_STEP
         SV_IN_RESET
         SV_IN_CALL
+        SV_IN_SEVERAL
     uint64_t sv_busy(uint32_t env, sv_doing doing)
     uint64_t sv_busy_env(uint64_t busy)
     sv_doing sv_busy_doing(uint64_t busy)
     const char *sv_busy_name(uint64_t busy)
-    void sv_busy_begin(sv_counters *counters, uint64_t busy, int64_t now)
-    uint64_t sv_busy_for(const sv_counters *counters, int64_t now, int64_t *elapsed)
+    void sv_busy_begin(sv_activity *activity, uint64_t busy, int64_t now)
+    uint64_t sv_busy_for(const sv_activity *activity, int64_t now, int64_t *elapsed)
     uint64_t sv_counter_get(const sv_counter *counter)
     void sv_counter_set(sv_counter *counter, uint64_t value)
 
@@ -103,6 +108,7 @@ cdef extern from "timings.h" nogil:
     ctypedef struct sv_timings:
         sv_timing step
         sv_timing reset
+        sv_activity activity
     void sv_timing_add(sv_timing *timing, int64_t elapsed)
     void sv_timings_read(const sv_timings *timings, uint64_t *words)
 

@@ -743,6 +743,7 @@ cdef class Ledger:
 
     def deliver(self, uint32_t worker, list messages, list failures, results):
         """Takes the next message of a worker: (kind, env, message), failures and results."""
+        cdef Py_ssize_t i
         cdef Py_ssize_t env
         cdef dict held = {}
         sequence, first, count, _ = self.unfinished[worker][0]
@@ -754,13 +755,22 @@ cdef class Ledger:
             else:
                 held.setdefault(env, []).append(message)
         failed = {failure.env for failure in failures}
+        if failed and self.flags[first] & MESSAGES:
+            # What a failed env had sent must not stay in front of an earlier request's messages.
+            for i in range(self.num_ready):
+                self.inbox.hold(self.queue[(self.head + i) % self.num_envs])
+            for env in range(first, first + count):
+                if self.states[env] == IN_FLIGHT and self.sequences[env] == sequence:
+                    self.inbox.hold(env)
         # The commit.
         del self.unfinished[worker][0]
         self.num_unfinished -= 1
-        self.inbox.held.update(held)
+        for env in held:
+            self.inbox.held.setdefault(env, []).extend(held[env])
         for env in range(first, first + count):
             if self.states[env] == IN_FLIGHT and self.sequences[env] == sequence:
                 if env in failed:
+                    self.inbox.discard(env)
                     self.leave(env, FAILED)
                 else:
                     if results is not None:

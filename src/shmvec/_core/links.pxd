@@ -50,7 +50,7 @@ cdef class Links:
     cdef int64_t counted_from     # limits count from here, at the earliest
     cdef object hung
     cdef int64_t hang_ns          # ns after which a call is reported as hanging; -1: never
-    cdef int64_t[::1] hang_reported  # by worker: the begin of the call that was last reported
+    cdef int64_t[::1] hang_reported  # by env: the begin of the call that was last reported
     cdef int64_t[::1] idle_since  # by worker: since when it has not begun its request; 0: it has
     cdef uint64_t[::1] idle_answered  # by worker: how many requests it had answered then
     cdef int attach(self, uint32_t worker) except -1
@@ -74,6 +74,8 @@ cdef class Links:
     cpdef int look_if_due(self) except -1
     cpdef int look_around(self) except -1
     cdef int check_limits(self, int64_t now) except -1
+    cdef object check_limit(self, uint32_t worker, uint64_t busy, int64_t now, int64_t elapsed,
+                            list hanging)
     cpdef bint has_answered(self, uint32_t worker) noexcept
     cdef int64_t limit_of(self, uint64_t busy) noexcept
     cdef bint has(self, uint32_t worker, uint64_t busy)

@@ -17,6 +17,7 @@ from posix.unistd cimport close as close_descriptor, write
 from shmvec._core.csrc cimport (
     SV_EVERYONE,
     SV_IN_RESET,
+    SV_IN_SEVERAL,
     SV_IN_STEP,
     SV_RING_CORRUPT,
     SV_RING_NO,
@@ -70,6 +71,7 @@ from shmvec._core.csrc cimport (
     sv_segment_policy,
     sv_segment_renew,
     sv_segment_requests,
+    sv_segment_timings,
     sv_trace_enter,
     sv_wait_completion,
     sv_waiter_init,
@@ -197,7 +199,7 @@ cdef class Links:
         self.num_processes = self.num_workers - (inline is not None)
         self.hung = hung
         self.hang_ns = -1 if hang_after is None else <int64_t>(hang_after * 1e9)
-        self.hang_reported = np.zeros(self.num_workers, np.int64)
+        self.hang_reported = np.zeros(segment.num_envs, np.int64)
         self.idle_since = np.zeros(self.num_workers, np.int64)
         self.idle_answered = np.zeros(self.num_workers, np.uint64)
         step_limit, reset_limit = limits
@@ -462,16 +464,15 @@ cdef class Links:
         A suspiciously long call is reported to `hung`, once.
         """
         cdef uint32_t worker
+        cdef uint32_t env
         cdef uint64_t busy
-        cdef int64_t began
         cdef int64_t elapsed
-        cdef int64_t limit
         cdef sv_counters *counters
         cdef list hanging = []
         error = None
         for worker in range(self.num_workers):
             counters = sv_segment_counters(self.segment.base, &self.segment.plan, worker)
-            busy = sv_busy_for(counters, now, &elapsed)
+            busy = sv_busy_for(&counters.activity, now, &elapsed)
             if busy != 0 or self.has_answered(worker):
                 self.idle_since[worker] = 0
             elif (self.idle_since[worker] == 0
@@ -481,28 +482,51 @@ cdef class Links:
             else:
                 elapsed = now - self.idle_since[worker]
                 busy = sv_busy(self.firsts[worker], SV_IN_STEP)
-            if busy == 0:
+            if sv_busy_doing(busy) != SV_IN_SEVERAL:
+                found = self.check_limit(worker, busy, now, elapsed, hanging)
+                error = error or found
                 continue
-            began, elapsed = now - elapsed, min(elapsed, now - self.counted_from)
-            limit = self.limit_of(busy)
-            if self.idle_since[worker] != 0:
-                limit = -1 if limit < 0 or self.calling else max(limit, BEGIN_NS)
-            if 0 <= self.hang_ns < elapsed and self.hang_reported[worker] != began:
-                self.hang_reported[worker] = began
-                hanging.append((worker, self.busy_with(worker, busy), 1e-9 * elapsed))
-            if 0 <= limit < elapsed and error is None:
-                if not self.has(worker, busy):
-                    raise RuntimeError(
-                        f"the segment is damaged: worker {worker} is busy with an env that it has "
-                        "not")
-                error = EnvTimeoutError(sv_busy_env(busy), sv_busy_name(busy).decode(),
-                                        1e-9 * limit)
-                error.began = began
+            for env in range(self.firsts[worker], self.firsts[worker] + self.counts[worker]):
+                busy = sv_busy_for(
+                    &sv_segment_timings(self.segment.base, &self.segment.plan, env).activity, now,
+                    &elapsed)
+                found = self.check_limit(worker, busy, now, elapsed, hanging)
+                error = error or found
         if hanging:
             self.hung(hanging)
         if error is not None:
             raise error
         return 0
+
+    cdef object check_limit(self, uint32_t worker, uint64_t busy, int64_t now, int64_t elapsed,
+                            list hanging):
+        """The error if what a worker is busy with takes longer than it may; else None.
+
+        Something suspiciously long is added to `hanging`, the first of a worker's.
+        """
+        cdef int64_t began
+        cdef int64_t limit
+        cdef uint32_t env = <uint32_t>sv_busy_env(busy)
+        if busy == 0:
+            return None
+        began, elapsed = now - elapsed, min(elapsed, now - self.counted_from)
+        limit = self.limit_of(busy)
+        if self.idle_since[worker] != 0:
+            limit = -1 if limit < 0 or self.calling else max(limit, BEGIN_NS)
+        if not self.has(worker, busy):
+            env = self.firsts[worker]
+        if 0 <= self.hang_ns < elapsed and self.hang_reported[env] != began:
+            self.hang_reported[env] = began
+            if not hanging or hanging[len(hanging) - 1][0] != worker:
+                hanging.append((worker, self.busy_with(worker, busy), 1e-9 * elapsed))
+        if limit < 0 or elapsed <= limit:
+            return None
+        if not self.has(worker, busy):
+            raise RuntimeError(
+                f"the segment is damaged: worker {worker} is busy with an env that it has not")
+        error = EnvTimeoutError(sv_busy_env(busy), sv_busy_name(busy).decode(), 1e-9 * limit)
+        error.began = began
+        return error
 
     cpdef bint has_answered(self, uint32_t worker) noexcept:
         return self.outstanding[worker] <= sv_ring_waiting(&self.completions[worker])

@@ -17,6 +17,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmvec._core.csrc cimport (
     SV_IN_RESET,
+    SV_IN_SEVERAL,
     SV_IN_STEP,
     SV_NOTICE_CLOSED,
     SV_NOTICE_OPEN,
@@ -296,7 +297,7 @@ cdef class Insight:
         cdef int64_t elapsed
         cdef dict found = _counted(sv_wait_lines, &self.notice.parent)
         # A wait that is not over counts as parked: it is a long one, or does not matter.
-        if sv_busy_for(&self.notice.parent, sv_now_ns(), &elapsed) != 0:
+        if sv_busy_for(&self.notice.parent.activity, sv_now_ns(), &elapsed) != 0:
             found["park_ns"] += max(0, elapsed)
         return found
 
@@ -332,14 +333,16 @@ cdef class Insight:
             for bucket in range(SV_TIMING_WORDS - 2):
                 steps += sv_counter_get(&timings.step.buckets[bucket])
                 resets += sv_counter_get(&timings.reset.buckets[bucket])
-        busy = sv_busy_for(self.of(worker), sv_now_ns(), &elapsed)
+        found["steps"] = max(found["steps"], steps)
+        found["resets"] = max(found["resets"], resets)
+        if sv_counter_get(&self.of(worker).overlaps):  # its envs' times add up to more than its own
+            return 0
+        busy = sv_busy_for(&self.of(worker).activity, sv_now_ns(), &elapsed)
         if busy != 0 and elapsed > 0:
             if sv_busy_doing(busy) == SV_IN_STEP:
                 step_ns += elapsed
             elif sv_busy_doing(busy) == SV_IN_RESET:
                 reset_ns += elapsed
-        found["steps"] = max(found["steps"], steps)
-        found["resets"] = max(found["resets"], resets)
         found["step_ns"] = max(found["step_ns"], step_ns)
         found["reset_ns"] = max(found["reset_ns"], reset_ns)
         return 0
@@ -394,17 +397,43 @@ cdef class Insight:
         cdef int64_t elapsed
         cdef int64_t now = sv_now_ns() if at is None else at
         cdef list found = []
-        for worker in range(self.segment.plan.sizes.num_workers):
-            busy = sv_busy_for(self.of(worker), now, &elapsed)
-            if busy != 0 and sv_busy_env(busy) < self.segment.plan.sizes.num_envs:
+        for worker, (first, count) in enumerate(self.ranges()):
+            busy = sv_busy_for(&self.of(worker).activity, now, &elapsed)
+            if sv_busy_doing(busy) == SV_IN_SEVERAL:
+                found.append(self.doing_longest(first, count, now))
+            elif busy != 0 and sv_busy_env(busy) < self.segment.plan.sizes.num_envs:
                 found.append((sv_busy_env(busy), sv_busy_name(busy).decode(),
-                              1e-9 * max(0, elapsed)))
+                              1e-9 * max(0, elapsed), 0))
             else:  # or the segment is damaged
                 found.append(None)
         return found
 
+    cdef object doing_longest(self, uint32_t first, uint32_t count, int64_t now):
+        """What has been in progress for longest in these envs, and the number of others."""
+        cdef uint32_t env
+        cdef uint64_t busy
+        cdef int64_t elapsed
+        cdef int others = -1
+        longest = None
+        for env in range(first, first + count):
+            busy = sv_busy_for(
+                &sv_segment_timings(self.segment.base, &self.segment.plan, env).activity, now,
+                &elapsed)
+            if busy == 0 or sv_busy_doing(busy) == SV_IN_SEVERAL:
+                continue
+            others += 1
+            if longest is None or 1e-9 * elapsed > longest[2]:
+                longest = env, sv_busy_name(busy).decode(), 1e-9 * max(0, elapsed)
+        return None if longest is None else (*longest, others)
+
+    @property
+    def overlaps(self):
+        cdef uint32_t worker
+        return any([sv_counter_get(&self.of(worker).overlaps) != 0
+                    for worker in range(self.segment.plan.sizes.num_workers)])
+
     def waiting(self):
         cdef int64_t elapsed
-        if sv_busy_for(&self.notice.parent, sv_now_ns(), &elapsed) == 0:
+        if sv_busy_for(&self.notice.parent.activity, sv_now_ns(), &elapsed) == 0:
             return None
         return 1e-9 * max(0, elapsed)

@@ -166,56 +166,6 @@ cdef tuple spent():
 cdef class WorkerLoop:
     """Serves the envs ``first_env`` and up.  One instance a worker process."""
 
-    cdef Segment segment
-    cdef sv_ring requests
-    cdef sv_ring completions
-    cdef sv_bell *bell
-    cdef sv_completion *completion
-    cdef sv_waiter waiter
-    cdef sv_counts tally          # the counts of this process
-    cdef sv_counters *counters    # where these counts are published
-    cdef sv_timings *timings      # the histograms of its envs
-    cdef int64_t made_at          # when this was made, by the clock
-    cdef uint64_t made_at_ticks   # the same in ticks, from which the length of a tick follows
-    cdef double ns_per_tick
-    cdef int64_t began            # when the current request began, by the clock
-    cdef uint64_t began_ticks
-    cdef int64_t call_began
-    cdef uint64_t lap             # when the current step began, in ticks
-    cdef Recorder recorder        # the recorder of a trace
-    cdef sv_trace *trace          # the ring of this recorder; NULL: no trace
-    cdef Encoder messages
-    cdef Decoder action_messages  # None: actions lie in a slab
-    cdef Codec actions
-    cdef Codec finals
-    cdef Results home             # frames in the segment
-    cdef Results rollouts         # frames after these, in memory of their own; None: there are none
-    cdef Results results          # the one of both with the frame of the current request
-    cdef Py_ssize_t row           # the row of env 0 in this frame
-    cdef Blocks blocks            # where observations may be written as well; None: there are none
-    cdef Py_ssize_t num_blocks
-    cdef Py_ssize_t block_row     # the first one of the current request's block; -1: it names none
-    cdef bint observation_messages
-    cdef list envs
-    cdef list steppers            # what is asked for an env's step: the env, or its compiled chain
-    cdef object host
-    cdef uint32_t index
-    cdef Py_ssize_t first_env
-    cdef bint resets_in_step      # autoreset: by the step that ends an episode
-    cdef bint resets_in_next_step # autoreset: by the step after that
-    cdef bint timed               # there are time limits: operations need their time of beginning
-    cdef bint mends               # an env that has raised is reset, not given up
-    cdef bytearray over           # envs that their next step resets
-    cdef dict retries             # env: (seed, options) for its next reset without arguments
-    cdef object operation         # what an env is doing, for messages of errors
-    cdef dict given               # env: action that came as a message, not in the slab
-    cdef dict undecodable         # env: error of an action that could not be unpickled
-    cdef uint32_t sequence
-    cdef uint32_t flags
-    cdef list late                # [(kind, env, message)]: did not fit the ring
-    cdef list failures
-    cdef bint alone               # whether this is a process of its own
-
     def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset,
                  timed=False, mends=False, resets=None, steppers=None):
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
@@ -230,6 +180,7 @@ cdef class WorkerLoop:
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
         self.counters = sv_segment_counters(segment.base, &segment.plan, index)
+        self.activity = &self.counters.activity
         cdef const sv_counter_line *line = sv_on_cores_lines
         for ns in spent():
             sv_counter_set(sv_counter_at(self.counters, line), ns)
@@ -321,17 +272,17 @@ cdef class WorkerLoop:
     def busy(self):
         """What is being done: (env, whether it is a reset, seconds); None: nothing."""
         cdef int64_t elapsed
-        cdef uint64_t busy = sv_busy_for(self.counters, sv_now_ns(), &elapsed)
+        cdef uint64_t busy = sv_busy_for(self.activity, sv_now_ns(), &elapsed)
         if busy == 0:
             return None
         return sv_busy_env(busy), sv_busy_name(busy).decode(), 1e-9 * elapsed
 
     def begin_call(self, uint32_t env):
         self.call_began = sv_now_ns()
-        sv_busy_begin(self.counters, sv_busy(env, SV_IN_CALL), self.call_began)
+        sv_busy_begin(self.activity, sv_busy(env, SV_IN_CALL), self.call_began)
 
     def end_call(self, uint32_t env):
-        sv_busy_begin(self.counters, 0, 0)
+        sv_busy_begin(self.activity, 0, 0)
         if self.trace is not NULL:
             sv_trace_add(self.trace, SV_TRACE_CALL, env, self.call_began, sv_now_ns())
 
@@ -349,22 +300,17 @@ cdef class WorkerLoop:
                 return False
 
     cdef bint execute(self, sv_record *request) except -1:
+        """Carries out a request and answers it; False after CLOSE."""
         cdef object results
         cdef Py_ssize_t i
-        cdef Py_ssize_t begin = <Py_ssize_t>request.first - self.first_env
+        cdef Py_ssize_t begin = self.first_of(request)
         cdef Py_ssize_t end = begin + request.count
-        if begin < 0 or end > len(self.envs):
-            raise RuntimeError("the segment is damaged: a request names envs of another worker")
         cdef uint32_t operation = request.operation & OPERATION
         SV_FAULT(1)
         if operation == TRACE:
             self.host.trace(request.sequence)
             return True
-        if self.trace is not NULL and not sv_trace_is_on(self.trace):
-            self.record(None)
-        self.choose_frame(request.operation >> FRAME)
-        self.sequence = request.sequence
-        self.flags = 0
+        self.aim(request)
         try:
             results = self.carry_out(request, operation, begin, end)
         except BaseException as error:
@@ -375,15 +321,36 @@ cdef class WorkerLoop:
             self.late = []
             doing = OPERATIONS.get(operation, "call")
             self.failures = [(self.first_env + i, doing, error) for i in range(begin, end)]
+        self.answer(request, results)
+        return operation != CLOSE
+
+    cdef Py_ssize_t first_of(self, const sv_record *request) except -1:
+        """The place of a request's first env among this worker's."""
+        cdef Py_ssize_t begin = <Py_ssize_t>request.first - self.first_env
+        if begin < 0 or begin + <Py_ssize_t>request.count > len(self.envs):
+            raise RuntimeError("the segment is damaged: a request names envs of another worker")
+        return begin
+
+    cdef int aim(self, const sv_record *request) except -1:
+        """Prepares for the results of a request."""
+        if self.trace is not NULL and not sv_trace_is_on(self.trace):
+            self.record(None)
+        self.choose_frame(request.operation >> FRAME)
+        self.sequence = request.sequence
+        self.flags = 0
+        return 0
+
+    cdef int answer(self, sv_record *request, object results) except -1:
+        """Answers a request whose results, but those of a command, are in place."""
         if self.late or self.failures or results is not None:
             self.flags |= LATE
-        sv_busy_begin(self.counters, 0, 0)
+        sv_busy_begin(self.activity, 0, 0)
         self.complete(request)
         SV_FAULT(9)
         # After the completion, of which the parent then knows sooner; it reads the channel anyway.
         if self.flags & LATE:
             self.send_late(results)
-        return operation != CLOSE
+        return 0
 
     cdef object carry_out(self, sv_record *request, uint32_t operation, Py_ssize_t begin,
                           Py_ssize_t end):
@@ -395,13 +362,7 @@ cdef class WorkerLoop:
         cdef int64_t reset_ns
         cdef int64_t wrappers_ns = in_wrappers_ns
         if operation == STEP:
-            if self.action_messages is not None:
-                self.receive_actions(request.operation & LATE, request.count)
-            elif request.operation & LATE:  # actions of a shape for which the slab has no room
-                self.given = dict(self.host.late_actions(self.sequence))
-                self.tally.late += len(self.given)
-            elif self.given:
-                self.given.clear()
+            self.take_actions(request)
             start, reset_ns = sv_now_ns(), self.tally.reset_ns
             self.begin_laps(start)
             self.step_range(begin, end)
@@ -418,6 +379,17 @@ cdef class WorkerLoop:
         elif operation != CLOSE:
             raise RuntimeError(f"the segment is damaged: operation {operation}")
         return results
+
+    cdef int take_actions(self, const sv_record *request) except -1:
+        """Takes the actions of a step that are not in the slab."""
+        if self.action_messages is not None:
+            self.receive_actions(request.operation & LATE, request.count)
+        elif request.operation & LATE:  # actions of a shape for which the slab has no room
+            self.given = dict(self.host.late_actions(self.sequence))
+            self.tally.late += len(self.given)
+        elif self.given:
+            self.given.clear()
+        return 0
 
     cdef int begin_laps(self, int64_t now) except -1:
         """Notes the begin of a request, and the length of a tick, measured over all time so far."""
@@ -517,15 +489,19 @@ cdef class WorkerLoop:
             # The clock is read once an env: the next step begins when this one ends.
             now = sv_ticks()
             if self.tally.steps != steps:
-                sv_timing_add(
-                    &self.timings[i].step,
-                    <int64_t>(self.ns_per_tick * <double><int64_t>(now - self.lap))
-                    - (self.tally.reset_ns - reset_ns))
-                if self.trace is not NULL:
-                    sv_trace_add(self.trace, SV_TRACE_STEP, <uint32_t>(self.first_env + i),
-                                 self.time_of(self.lap), self.time_of(now))
+                self.note_step(i, now, self.tally.reset_ns - reset_ns)
             self.lap = now
             SV_FAULT(2)
+        return 0
+
+    cdef int note_step(self, Py_ssize_t i, uint64_t now, int64_t in_reset) except -1:
+        """Records how long a step has taken that ends now, without a reset in it."""
+        sv_timing_add(
+            &self.timings[i].step,
+            <int64_t>(self.ns_per_tick * <double><int64_t>(now - self.lap)) - in_reset)
+        if self.trace is not NULL:
+            sv_trace_add(self.trace, SV_TRACE_STEP, <uint32_t>(self.first_env + i),
+                         self.time_of(self.lap), self.time_of(now))
         return 0
 
     cdef int reset_range(self, Py_ssize_t begin, Py_ssize_t end, object seeds, object options,
@@ -556,7 +532,7 @@ cdef class WorkerLoop:
             raise self.undecodable.pop(env)
         self.tally.steps += 1
         sv_busy_begin(
-            self.counters, sv_busy(env, SV_IN_STEP),
+            self.activity, sv_busy(env, SV_IN_STEP),
             sv_now_ns() if self.timed else self.time_of(self.lap))
         action = self.given[env] if self.given else self.actions.read(env)
         result = self.steppers[i].step(action)
@@ -620,17 +596,30 @@ cdef class WorkerLoop:
         except Exception as error:
             raise messages.unsendable(env, what, value, error) from error
 
+    cdef tuple reset_arguments(self, Py_ssize_t i, object seed, object options, bint explicit):
+        """Seed and options of a reset, and whether it has any, after a restart or a failed reset."""
+        if self.retries and i in self.retries:
+            lost_seed, lost_options = self.retries[i]
+            explicit = True
+            seed = lost_seed if seed is None else seed
+            options = lost_options if options is None else options
+        return seed, options, explicit
+
+    cdef int64_t reset_took(self, Py_ssize_t i, int64_t *start) except -1:
+        """How long the reset took that began at `start`; counts it."""
+        cdef int64_t elapsed = sv_now_ns() - start[0]
+        self.tally.reset_ns += elapsed
+        return elapsed
+
     cdef tuple reset_env(self, Py_ssize_t i, object seed, object options, bint explicit):
         """The observation and info of a reset."""
         cdef int64_t start = sv_now_ns()
         cdef int64_t elapsed
         self.tally.resets += 1
-        if self.retries and i in self.retries:
-            lost_seed, lost_options = self.retries.pop(i)
-            explicit = True
-            seed = lost_seed if seed is None else seed
-            options = lost_options if options is None else options
-        sv_busy_begin(self.counters, sv_busy(self.first_env + i, SV_IN_RESET), start)
+        if self.retries:
+            seed, options, explicit = self.reset_arguments(i, seed, options, explicit)
+            self.retries.pop(i, None)
+        sv_busy_begin(self.activity, sv_busy(self.first_env + i, SV_IN_RESET), start)
         try:
             if explicit:
                 result = self.envs[i].reset(seed=seed, options=options)
@@ -643,8 +632,7 @@ cdef class WorkerLoop:
         finally:
             if forked:
                 end_forks()
-            elapsed = sv_now_ns() - start
-            self.tally.reset_ns += elapsed
+            elapsed = self.reset_took(i, &start)
             sv_timing_add(&self.timings[i].reset, elapsed)
             if self.trace is not NULL:
                 sv_trace_add(self.trace, SV_TRACE_RESET, <uint32_t>(self.first_env + i), start,

@@ -9,20 +9,29 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
 
-from shmvec._core import MappedMemory, Recorder, Segment, WorkerLoop, end_forks
-from shmvec._hints import of_action, of_env_fn, of_reset
+from shmvec._core import MappedMemory, OverlappedLoop, Recorder, Segment, WorkerLoop, end_forks
+from shmvec._hints import of_action, of_env_fn, of_reset, of_thread
 from shmvec._memory.layout import Layout, misfit
 from shmvec._processes.control import Attachment, Late, Report
+from shmvec._processes.overlap import (
+    Alarm,
+    EnvCoroutines,
+    EnvThreads,
+    Executor,
+    Overlap,
+    is_asynchronous,
+)
 from shmvec.faults import EnvTimeoutError, Failure, add_note
 
 if TYPE_CHECKING:
     from shmvec._core import ResetArguments
 
-__all__ = ["EnvFn", "EnvHost", "HostedEnv", "Mailbox"]
+__all__ = ["Call", "EnvFn", "EnvHost", "HostedEnv", "Mailbox"]
 
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
@@ -49,17 +58,50 @@ class Mailbox(Protocol):
         """Waits for the message of a request and the descriptors that come with it."""
 
 
+@dataclass
+class Call:
+    """A command that each of some envs carries out.
+
+    Attributes:
+        name: What the caller called, for messages.
+        run: A function of an env and its index.
+        lent: Whether the depot is lent for the results.
+        chosen: The envs, by index; None: all.
+    """
+
+    name: str
+    run: Callable[[Any, int], Any]
+    lent: bool = False
+    chosen: Container[int] | None = None
+
+    def is_for(self, index: int) -> bool:
+        """Whether an env carries it out."""
+        return self.chosen is None or index in self.chosen
+
+
 class EnvHost:
     """Builds the envs of a worker, carries out commands, and sends what does not fit the rings."""
 
-    def __init__(self, index: int, first_env: int, mailbox: Mailbox) -> None:
+    def __init__(
+        self,
+        index: int,
+        first_env: int,
+        mailbox: Mailbox,
+        overlap: Overlap = None,
+        *,
+        in_caller: bool = False,
+    ) -> None:
         """Prepares a host for the envs ``first_env`` and up.
 
         Args:
             index: The worker's index.
             first_env: Index of its first env.
             mailbox: For messages from and to the parent.
+            overlap: The option of this name.
+            in_caller: Whether this is the caller's process.
         """
+        self._overlap, self._in_caller = overlap, in_caller
+        self._executor: Executor | None = None  # where envs live; None: in the calling thread
         self.index = index
         self.first_env = first_env
         self.mailbox = mailbox
@@ -77,13 +119,21 @@ class EnvHost:
             first_built: Called once the first env is built.
         """
         seen: dict[int, tuple[int, Any]] = {}
+        if self._overlap not in (None, 1):
+            self._executor = EnvThreads(self._overlap, len(env_fns))
         try:
             for index, env_fn in enumerate(env_fns, self.first_env):
-                env = self._made(env_fn)
+                env = self._there(index, self._made, env_fn)
                 end_forks()
                 wrong = _what_is_wrong(env)
                 if wrong:
                     raise TypeError(f"env_fns[{index}]() returned a {wrong}")
+                if self._in_caller and is_asynchronous(env):
+                    raise TypeError(
+                        f"env_fns[{index}]() returned a {type(env).__name__} whose step or reset "
+                        "is a coroutine function: it needs a worker process (num_workers=1 or "
+                        "more, without caller_steps)"
+                    )
                 itself = _unwrapped(env)
                 first_index, _ = seen.setdefault(id(itself), (index, itself))
                 if first_index != index:
@@ -116,6 +166,12 @@ class EnvHost:
             ],
         )
 
+    def _there(self, index: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function where an env lives."""
+        if self._executor is None:
+            return function(*arguments)
+        return self._executor.run(index - self.first_env, function, *arguments)
+
     def _made(self, env_fn: EnvFn) -> gym.Env[Any, Any]:
         """Calls an env_fn; returns its env."""
         try:
@@ -138,16 +194,27 @@ class EnvHost:
     ) -> WorkerLoop:
         """Makes the step loop over these envs; maps the memory that comes with the descriptors."""
         self._layout = attachment.layout
-        steppers = None
+        envs: Sequence[Any] = self.envs
+        steppers: Sequence[Any] | None = None
         if attachment.compile_wrappers:
             from shmvec._wrappers import compiled, summary_of  # which only what holds envs needs
 
             steppers = [compiled(env) for env in self.envs]
-        self._loop = WorkerLoop(
+            words = list(map(summary_of, steppers))
+        if any(map(is_asynchronous, self.envs)):
+            if self._executor is not None:
+                self._executor.end()
+            self._executor = EnvCoroutines(self._overlap, len(self.envs))
+        executor = self._executor
+        if executor is not None:
+            executor.prepare(self.envs, steppers)
+            envs = steppers = executor.replays
+        kind = WorkerLoop if executor is None else OverlappedLoop
+        self._loop = kind(
             segment,
             self.index,
             self.first_env,
-            self.envs,
+            envs,
             self,
             attachment.layout.attach(segment),
             attachment.autoreset,
@@ -156,21 +223,37 @@ class EnvHost:
             attachment.resets,
             steppers,
         )
-        if steppers is not None:
-            self._loop.publish_words(list(map(summary_of, steppers)))
+        if attachment.compile_wrappers:
+            self._loop.publish_words(words)
+        if executor is not None:
+            assert isinstance(self._loop, OverlappedLoop)
+            executor.attach(self._loop, self.first_env, attachment.autoreset.in_step)
         for (name, size), descriptor in zip(attachment.kept, descriptors, strict=True):
             self._take(name, size, descriptor)
         return self._loop
 
+    def serve(self, alarm: Alarm) -> None:
+        """Serves requests until one to close, or until the parent is gone."""
+        assert self._loop is not None
+        if self._executor is not None:
+            self._executor.serve(alarm)
+        else:
+            self._loop.serve(alarm.parent_alive, alarm.doze)
+
     def command(self, sequence: int) -> tuple[ResetArguments | None, list[Any] | None]:
         """Receives a command and carries it out; returns the arguments of a reset to the loop."""
+        arguments, call = self.received(sequence)
+        return arguments, None if call is None else self.results_of(call, self._called(call))
+
+    def received(self, sequence: int) -> tuple[ResetArguments | None, Call | None]:
+        """Receives a command: the arguments of a reset, or a call."""
         packed, descriptors = self.mailbox.receive(sequence)
         name, payload = self.mailbox.unpack(packed)
         if name == "reset":
             return payload, None
         if name == "rollouts":
             self._take(name, payload, descriptors[0])
-            return None, [self.mailbox.packer(False)(None) for _ in self.envs]
+            return None, Call(name, lambda env, index: None, chosen=())
         if name == "call":
             attribute, args, kwargs, chosen, lent = payload
 
@@ -178,7 +261,7 @@ class EnvHost:
                 found = env.get_wrapper_attr(attribute)
                 return found(*args, **kwargs) if callable(found) else found
 
-            return None, self._for_each(run, attribute, lent, chosen)
+            return None, Call(attribute, run, lent, chosen)
         if name != "set_attr":
             raise RuntimeError(f"worker {self.index} was sent a command it does not know: {name!r}")
         attribute, values = payload
@@ -186,10 +269,13 @@ class EnvHost:
         def assign(env: gym.Env[Any, Any], index: int) -> None:
             env.set_wrapper_attr(attribute, values[index])
 
-        return None, self._for_each(assign, f"set_attr({attribute!r})", False, values)
+        return None, Call(f"set_attr({attribute!r})", assign, chosen=values)
 
     def interrupt(self, limits: tuple[float | None, float | None]) -> None:
         """Raises EnvTimeoutError inside an env's step or reset that takes too long."""
+        if self._executor is not None:
+            self._executor.interrupt(limits)
+            return
         busy = self._loop.busy() if self._loop is not None else None
         if busy is not None:
             env, operation, elapsed = busy
@@ -218,29 +304,41 @@ class EnvHost:
         else:
             self._loop.take_rollouts(self._layout.results_in(memory, *parts))
 
-    def _for_each(
-        self,
-        run: Callable[[gym.Env[Any, Any], int], Any],
-        name: str,
-        lent: bool,
-        chosen: Container[int] | None,
+    def _called(self, call: Call) -> Callable[[int], tuple[Any, BaseException | None]]:
+        """A function that has an env carry out a call: it returns the value, and the error."""
+
+        def outcome(i: int) -> tuple[Any, BaseException | None]:
+            assert self._loop is not None
+            self._loop.begin_call(self.first_env + i)
+            try:
+                return call.run(self.envs[i], self.first_env + i), None
+            except BaseException as error:
+                return None, error
+            finally:
+                self._loop.end_call(self.first_env + i)
+                end_forks()
+
+        return outcome
+
+    def results_of(
+        self, call: Call, outcome: Callable[[int], tuple[Any, BaseException | None]]
     ) -> list[Any]:
-        """Runs a function on the chosen envs; returns a packed result or a Failure for each env."""
-        assert self._loop is not None
-        pack = self.mailbox.packer(lent)
+        """A packed result or a Failure for each env, from what it has returned and raised."""
+        pack = self.mailbox.packer(call.lent)
         results: list[Any] = [None] * len(self.envs)
-        for i, env in enumerate(self.envs):
+        for i in range(len(self.envs)):
             index = self.first_env + i
-            if chosen is not None and index not in chosen:
+            if not call.is_for(index):
                 results[i] = pack(None)
                 continue
-            self._loop.begin_call(index)
+            value, error = outcome(i)
             try:
-                results[i] = pack(run(env, index))
-            except BaseException as error:
-                results[i] = self._failure(index, name, error)
-            self._loop.end_call(index)
-            end_forks()
+                results[i] = pack(value) if error is None else None
+            except Exception as unpacked:
+                error = unpacked
+            if error is not None:
+                results[i] = self._failure(index, call.name, error)
+            del value, error
         return results
 
     def misfit(self, env: int, observation: Any, error: Exception) -> Exception:
@@ -279,10 +377,13 @@ class EnvHost:
         failures = []
         for i, env in enumerate(self.envs):
             try:
-                env.close()
+                self._there(self.first_env + i, env.close)
             except BaseException as error:
                 failures.append(self._failure(self.first_env + i, "close", error))
             end_forks()
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.end()
         self.envs = []
         self._loop = None  # breaks a cycle: the loop refers to this host
         return failures
@@ -299,6 +400,8 @@ class EnvHost:
         return self._failure(env, operation, error)
 
     def _failure(self, env: int, operation: str, error: BaseException) -> Failure:
+        if isinstance(self._executor, EnvThreads):
+            add_note(error, of_thread(error))
         return Failure.of(error, env, self.index, operation)
 
 

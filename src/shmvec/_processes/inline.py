@@ -158,7 +158,7 @@ class InlineWorker:
         self._channel = _InlineChannel() if channel is None else channel
         self.channels: list[Any] = [self._channel]
         self._env_fns = env_fns
-        self._host = EnvHost(index, first_env, self._channel)
+        self._host = EnvHost(index, first_env, self._channel, in_caller=True)
         self.generation: Any = self._host
         self._loop: WorkerLoop | None = None
         self._attached: tuple[Segment, Attachment] | None = None
@@ -197,7 +197,7 @@ class InlineWorker:
 
     def begin(self, index: int) -> None:
         """Prepares for envs in place of the closed ones."""
-        self._host = EnvHost(self.index, self.first_env, self._channel)
+        self._host = EnvHost(self.index, self.first_env, self._channel, in_caller=True)
         self.generation = self._host
 
     def finish(self, index: int, resets: Resets) -> Failure | None:

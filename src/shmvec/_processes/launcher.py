@@ -124,6 +124,7 @@ class Launcher:
             forked=self._method != "spawn",
             mark=mark,
             first=self.may_learn and index == 0 and not self._starts[0],
+            overlap=self._settings.overlap,
         )
         occupy_streams()
         mine, theirs = socketpair()

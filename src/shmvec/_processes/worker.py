@@ -32,6 +32,7 @@ from shmvec._processes.libraries import (
     seed_generators,
 )
 from shmvec._processes.output import finish_output, take_output
+from shmvec._processes.overlap import Overlap
 from shmvec._processes.preloading import Imports
 from shmvec._processes.stacks import offer_stacks
 from shmvec.faults import Failure
@@ -40,6 +41,7 @@ __all__ = ["Orphaned", "Parent", "Task", "run_forked", "run_worker", "take_envir
 
 _SLICE_MS = 50
 _WATCHDOG_MS = 5_000  # longer than the watchdog takes to end this process
+_RING = (1).to_bytes(8, "little")  # what an eventfd takes
 _PATIENCE_S = 1.0  # for processes that envs have left behind to obey SIGTERM
 
 
@@ -64,6 +66,7 @@ class Task:
         forked: Whether its process is a fork.
         mark: Identifies the processes that it starts.
         first: Whether it reports what it imports, for workers that are forked after it.
+        overlap: The option of this name.
     """
 
     index: int
@@ -78,6 +81,7 @@ class Task:
     forked: bool
     mark: int
     first: bool
+    overlap: Overlap
 
 
 class Parent:
@@ -161,19 +165,46 @@ class Parent:
             if descriptor == self._descriptor:
                 raise Orphaned
 
-    def doze_on(self, alarm: int) -> Callable[[], None]:
-        """A function that sleeps until ``alarm`` is readable, or the parent or channel is gone."""
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLIN)
-        poll.register(self._channel, 0)
-        poll.register(alarm, select.POLLIN)
+    def alarm(self, descriptor: int) -> Alarm:
+        """The alarm with this descriptor, which the parent's end rings, too."""
+        return Alarm(self, descriptor, (self._descriptor, self._channel))
 
-        def doze() -> None:
-            poll.poll()
-            with contextlib.suppress(BlockingIOError):
-                os.read(alarm, 8)
 
-        return doze
+class Alarm:
+    """Wakes a worker that sleeps: a descriptor that others write to, and the parent's end."""
+
+    def __init__(self, parent: Parent, descriptor: int, ends: tuple[int, Channel]) -> None:
+        """Takes the alarm's descriptor, and what shows that the parent or the channel is gone."""
+        self.parent_alive = parent.alive
+        self._descriptor = descriptor
+        process, channel = ends
+        self._events = (process, select.POLLIN), (channel, 0), (descriptor, select.POLLIN)
+        self._poll = select.poll()
+        for each, events in self._events:
+            self._poll.register(each, events)
+        self._epoll: select.epoll | None = None
+
+    def ring(self) -> None:
+        """Wakes the worker; any thread may call it."""
+        os.write(self._descriptor, _RING)
+
+    def doze(self) -> None:
+        """Sleeps until it rings, or the parent or the channel is gone."""
+        self._poll.poll()
+        self.silence()
+
+    def silence(self) -> None:
+        """Has it not rung."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._descriptor, 8)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable from when ``doze`` would return."""
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            for each, events in self._events:  # which have the same numbers for poll
+                self._epoll.register(each, events)
+        return self._epoll.fileno()
 
 
 def run_forked(task: Task, descriptor: int, parent_pid: int) -> None:
@@ -210,7 +241,7 @@ def _run(task: Task, parent: Parent) -> None:
         pin_to_core(task.index)
     inherited = inherited_openmp() if task.forked else []
     limit_threads(task.threads, inherited)
-    host = EnvHost(task.index, task.envs.start, parent)
+    host = EnvHost(task.index, task.envs.start, parent, task.overlap)
     try:
         _serve(host, parent, task, partial(limit_threads, task.threads, inherited))
     finally:
@@ -247,12 +278,12 @@ def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None])
         memory = MappedMemory(descriptor, attachment.nbytes)
     finally:
         os.close(descriptor)
-    loop = host.loop(Segment.open(memory), attachment, kept)
+    host.loop(Segment.open(memory), attachment, kept)
     if attachment.mends:
         # By this signal the parent interrupts a step that takes too long.
         signal.signal(signal.SIGUSR1, lambda number, frame: host.interrupt(attachment.limits))
     parent.send(0, parent.pack(None))
-    loop.serve(parent.alive, parent.doze_on(alarm))
+    host.serve(parent.alarm(alarm))
 
 
 def _built(

@@ -1,0 +1,449 @@
+"""``overlap=``, and envs of coroutines: several envs of a worker at once, with equal results."""
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import signal
+import threading
+from contextlib import closing
+from copy import deepcopy
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter, Infos, Spaces
+from equality import MODES, same, sync_env
+from gymnasium.vector.utils import concatenate, create_empty_array
+from overlapping import (
+    DIE,
+    HANG,
+    RAISE,
+    AsyncCounter,
+    AsyncSameArrays,
+    AsyncSpaces,
+    AsyncWaiter,
+    SameArrays,
+    UsesSignals,
+    Waiter,
+)
+from tables import deep
+
+import shmvec
+from shmvec import EnvTimeoutError, FaultPolicy, Pipeline, ShmVectorEnv, WorkerCrashError
+from shmvec._processes.overlap import Executor
+
+KINDS = pytest.mark.parametrize("kind", ["threads", "coroutines"])
+OF = {
+    Counter: AsyncCounter,
+    Waiter: AsyncWaiter,
+    Spaces: AsyncSpaces,
+    SameArrays: AsyncSameArrays,
+}
+
+
+def made(kind, fns, overlap=16, num_workers=2, **options):
+    """A vector env of these classes with their arguments, of threads or of coroutines."""
+    if kind == "coroutines":
+        fns = [partial(OF[fn.func], *fn.args, **fn.keywords) for fn in map(partial, fns)]
+        overlap = None if overlap == 16 else overlap
+    return ShmVectorEnv(fns, overlap=overlap, num_workers=num_workers, **options)
+
+
+# ---- equal results -----------------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("overlap", [16, 2, *deep(1, "auto")])
+@pytest.mark.parametrize("options", [{}, *deep({"shared_memory": False}, {"copy": False})])
+def test_equals_sync(kind, mode, overlap, options):
+    fns = [partial(Counter, n) for n in (2, 5, 3, 4, 6)]
+    sync = sync_env(fns, mode)
+    with closing(made(kind, fns, overlap, autoreset_mode=mode, **options)) as envs, closing(sync):
+        assert same(envs.reset(seed=3), sync.reset(seed=3))
+        for step in range(15):
+            actions = np.arange(5) % 4
+            ours, theirs = envs.step(actions), sync.step(actions)
+            assert same(ours, theirs), step
+            over = theirs[2] | theirs[3]
+            if mode.value == "Disabled" and over.any():
+                options = {"reset_mask": over}
+                assert same(envs.reset(options=dict(options)), sync.reset(options=dict(options)))
+
+
+@KINDS
+@pytest.mark.parametrize("mode", MODES)
+def test_an_env_may_reuse_its_arrays(kind, mode):
+    sync = sync_env([SameArrays] * 4, mode)
+    with closing(made(kind, [SameArrays] * 4, autoreset_mode=mode)) as envs, closing(sync):
+        assert same(envs.reset(seed=3), sync.reset(seed=3))
+        for _ in range(2):
+            assert same(envs.step([0, 1, 2, 3]), sync.step([0, 1, 2, 3]))
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Dict({"a": gym.spaces.Box(0, 1, (3,)), "b": gym.spaces.Discrete(4)}),
+        gym.spaces.Text(20),
+        gym.spaces.Sequence(gym.spaces.Discrete(5)),
+    ],
+    ids=lambda space: type(space).__name__,
+)
+def test_spaces_of_messages(kind, space):
+    fns = [partial(Spaces, deepcopy(space), deepcopy(space), seed=n) for n in range(4)]
+    space.seed(1)
+    options = {"shared_memory": not isinstance(space, gym.spaces.Sequence)}
+    plain = ShmVectorEnv(fns, num_workers=2, **options)
+    with closing(made(kind, fns, **options)) as envs, closing(plain):
+        assert same(envs.reset(seed=5), plain.reset(seed=5))
+        for _ in range(5):
+            actions = concatenate(
+                space, [space.sample() for _ in range(4)], create_empty_array(space, 4)
+            )
+            assert same(envs.step(actions), plain.step(actions))
+        assert str(envs.get_attr("actions")) == str(plain.get_attr("actions"))
+
+
+@KINDS
+def test_large_infos_and_results(kind):
+    infos = [{"large": np.ones(300_000), "n": 1}, {}, {"nested": {"a": "text"}}]
+    with closing(ShmVectorEnv([partial(Infos, infos)] * 4, overlap=4, num_workers=2)) as envs:
+        sync = sync_env([partial(Infos, infos)] * 4)
+        for each in (envs, sync):
+            each.reset()
+        for _ in range(4):
+            assert same(envs.step([0, 1, 0, 1]), sync.step([0, 1, 0, 1]))
+        sync.close()
+    with closing(made(kind, [Counter] * 4)) as envs:
+        envs.set_attr("large", [np.full(400_000, n) for n in range(4)])
+        assert [each.sum() for each in envs.get_attr("large")] == [0, 4e5, 8e5, 12e5]
+
+
+@KINDS
+def test_rollouts_evaluation_and_pipeline(kind):
+    fns = [partial(Counter, n) for n in (2, 5, 3, 4)]
+    found = []
+    for make in (partial(made, kind, fns), partial(ShmVectorEnv, fns, num_workers=2)):
+        with closing(make()) as envs:
+            envs.reset(seed=0)
+            rollout = envs.rollout(6)
+            for _ in range(6):
+                rollout.step([1, 2, 3, 0])
+            record = [rollout.observations.copy(), rollout.rewards.copy()]
+            policy = lambda observations, env_ids: np.zeros(len(env_ids), int)  # noqa: E731
+            evaluated = shmvec.evaluate(envs, policy, episodes=4, seeds=1, batch="fixed")
+            pipeline = Pipeline(envs, policy)
+            pipeline.reset(seed=0)
+            record += [each.rewards for each in itertools.islice(pipeline, 10)]
+            pipeline.drop()
+            found.append((record, evaluated.returns, evaluated.lengths))
+    assert same(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1]) and np.array_equal(found[0][2], found[1][2])
+
+
+# ---- at once ------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_envs_of_a_worker_step_at_once(kind):
+    with closing(made(kind, [Waiter] * 8)) as envs:
+        envs.reset(seed=0)
+        assert envs.step([1] * 8)[1].tolist() == [1.0] * 8  # each waits for another one
+        envs.send([1, 1], [4, 5])
+        assert sorted(envs.recv(min_envs=2)[4]["env_id"].tolist()) == [4, 5]
+
+
+@KINDS
+def test_no_more_at_once_than_said(kind):
+    with closing(made(kind, [Waiter] * 4, overlap=1, num_workers=1, step_timeout=0.5)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(EnvTimeoutError, match=r"env 0 has been in step\(\)"):
+            envs.step([1] * 4)
+        envs.close(terminate=True)
+
+
+@KINDS
+def test_answers_come_in_the_order_in_which_envs_are_done(kind, tmp_path):
+    files = [tmp_path / str(n) for n in range(4)]
+    with closing(made(kind, [partial(Waiter, str(f)) for f in files], num_workers=1)) as envs:
+        envs.reset(seed=0)
+        envs.send([2] * 4, [0, 1, 2, 3])
+        for n in (2, 0, 3, 1):
+            files[n].touch()
+            _, rewards, _, _, infos = envs.recv(min_envs=1)
+            assert infos["env_id"].tolist() == [n] and infos["count"].tolist() == [1]
+            envs.send([0], [n])
+            assert envs.recv(min_envs=1)[4]["count"].tolist() == [2]
+
+
+@KINDS
+def test_an_env_that_fails_takes_nothing_with_it(kind, tmp_path):
+    """Its messages lie in the ring in front of those of an earlier request."""
+    files = [tmp_path / str(n) for n in range(2)]
+    faults = FaultPolicy(on_error="reset")
+    with closing(
+        made(kind, [partial(Waiter, str(f)) for f in files], num_workers=1, faults=faults)
+    ) as envs:
+        envs.reset(seed=0)
+        envs.send([2], [0])
+        envs.send([RAISE], [1])
+        answer = envs.recv(min_envs=1)
+        assert answer[4]["env_id"].tolist() == [1] and answer[3].tolist() == [True]
+        files[0].touch()
+        assert envs.recv(min_envs=1)[4]["count"].tolist() == [1]
+
+
+@KINDS
+def test_an_env_lives_in_one_thread(kind):
+    with closing(made(kind, [Waiter] * 4)) as envs:
+        envs.reset(seed=0)
+        envs.step([0, 0, 0, 0])
+        where = envs.call("where")
+        threads = envs.get_attr("threads")
+        assert [set(each) for each in threads] == [{each} for each in where]
+        assert len(set(where[:2])) == (2 if kind == "threads" else 1)
+        assert envs.call_some([3, 0], "where") == (where[3], where[0])
+
+
+@KINDS
+def test_resets_while_others_step(kind, tmp_path):
+    file = tmp_path / "go"
+    with closing(made(kind, [partial(Waiter, str(file))] * 4, num_workers=1)) as envs:
+        envs.reset(seed=0)
+        envs.send([2, 2], [0, 2])
+        envs.async_reset([5, 6], env_id=[1, 3])
+        assert sorted(envs.recv(min_envs=2)[4]["env_id"].tolist()) == [1, 3]
+        file.touch()
+        assert envs.recv(min_envs=2)[4]["count"].tolist() == [1, 1]
+
+
+# ---- what goes wrong ----------------------------------------------------------------------------
+
+
+@KINDS
+def test_an_exception_names_the_env_and_the_line(kind):
+    with closing(made(kind, [Waiter] * 4)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(LookupError, match="as asked") as caught:
+            envs.step([0, 0, RAISE, 0])
+        assert "raise LookupError" in str(caught.value.__cause__)
+        with pytest.raises(AttributeError, match="no_such"):
+            envs.call("no_such")
+        envs.reset(seed=0)
+        assert envs.step([0] * 4)[1].tolist() == [0.0] * 4
+
+
+@KINDS
+@pytest.mark.parametrize("cure", ["reset", "restart"])
+def test_faults_are_cured(kind, cure):
+    faults = FaultPolicy(on_error=cure, on_crash="restart", backoff_s=0, max_restarts=100)
+    with closing(made(kind, [Waiter] * 4, faults=faults)) as envs:
+        envs.reset(seed=0)
+        assert envs.step([0, RAISE, 0, 0])[3].tolist() in ([0, 1, 0, 0], [1, 1, 0, 0])
+        for _ in range(2):
+            envs.step([0] * 4)
+        assert envs.step([0, 0, 0, DIE])[3].tolist() == [False, False, True, True]
+        for _ in range(6):
+            envs.step([0] * 4)
+        envs.reset(seed=0)
+        assert envs.step([1] * 4)[1].tolist() == [1.0] * 4
+
+
+@KINDS
+def test_a_crash_is_an_error(kind):
+    with closing(made(kind, [Waiter] * 4)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(WorkerCrashError, match="worker 1"):
+            envs.step([0, 0, DIE, 0])
+
+
+def test_a_coroutine_that_hangs_is_cancelled_and_reset_alone(tmp_path):
+    file = tmp_path / "go"
+    faults = FaultPolicy(on_timeout="reset", step_timeout=0.3)
+    fns = [partial(Waiter, str(file))] * 4
+    with closing(made("coroutines", fns, num_workers=1, faults=faults)) as envs:
+        envs.reset(seed=0)
+        pid = envs.processes[0].pid
+        assert envs.step([0, HANG, 0, 0])[3].tolist() == [False, True, False, False]
+        assert envs.step([0] * 4)[0][:, 0].tolist() == [2, 0, 2, 2]
+        assert envs.get_attr("cancelled") == (0, 1, 0, 0)
+        assert envs.get_attr("resets") == (1, 2, 1, 1)
+        assert envs.processes[0].pid == pid and envs.stats().faults.timeouts == 1
+
+
+@pytest.mark.parametrize("policy", ["reset", "restart"])
+def test_a_thread_that_hangs_costs_its_worker(policy):
+    faults = FaultPolicy(on_timeout=policy, step_timeout=0.3, backoff_s=0, max_restarts=100)
+    with closing(made("threads", [Waiter] * 4, faults=faults)) as envs:
+        envs.reset(seed=0)
+        pids = [process.pid for process in envs.processes]
+        assert envs.step([0, HANG, 0, 0])[3].tolist()[1:] == [True, False, False]
+        assert envs.processes[0].pid != pids[0] and envs.processes[1].pid == pids[1]
+        for _ in range(3):
+            envs.step([0] * 4)
+
+
+@KINDS
+def test_a_hang_is_reported_with_its_env(kind, caplog, tmp_path):
+    file = tmp_path / "go"
+    with (
+        caplog.at_level(logging.WARNING, "shmvec"),
+        closing(made(kind, [partial(Waiter, str(file))] * 4, hang_warning_s=0.2)) as envs,
+    ):
+        envs.reset(seed=0)
+        envs.send([0, 2], [0, 3])
+        stop = threading.Timer(0.6, file.touch)
+        stop.start()
+        envs.recv(min_envs=2)
+        stop.join()
+        assert "env 3 of worker 1 has been in step()" in caplog.text
+
+
+@KINDS
+def test_closing_waits_for_steps_and_closes_envs_where_they_live(kind, tmp_path):
+    file = tmp_path / "go"
+    envs = made(kind, [partial(Waiter, str(file))] * 4, num_workers=1)
+    envs.reset(seed=0)
+    envs.send([2, 2], [0, 2])
+    process = envs.processes[0]
+    stop = threading.Timer(0.2, file.mkdir)  # a folder: close() looks at the threads
+    stop.start()
+    envs.close()
+    stop.join()
+    assert process.exitcode == 0
+
+
+@KINDS
+def test_closing_while_an_env_hangs(kind):
+    envs = made(kind, [Waiter] * 4)
+    envs.reset(seed=0)
+    envs.send([HANG], [2])
+    envs.close(timeout=0.2)
+    assert envs.closed
+
+
+@KINDS
+def test_the_parent_dies(kind, tmp_path):
+    pids = tmp_path / "pids"
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            envs = made(kind, [Waiter] * 4)
+            envs.reset(seed=0)
+            envs.send([HANG], [2])
+            pids.write_text(" ".join(str(each.pid) for each in envs.processes))
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+    os.waitpid(child, 0)
+    for pid in map(int, pids.read_text().split()):
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            import select
+
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            assert ended.poll(10_000)
+            os.close(descriptor)
+
+
+def test_an_env_that_uses_signals_is_told_so():
+    with closing(made("threads", [UsesSignals] * 4)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ValueError, match="signal only works in main thread") as caught:
+            envs.step([0] * 4)
+        assert "leave overlap= out" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"overlap": 2, "num_workers": 0}, ValueError, "num_workers=0 has none"),
+        ({"overlap": 2, "caller_steps": True}, ValueError, "caller_steps=True"),
+        ({"overlap": 0}, ValueError, 'overlap must be .*; or "auto"'),
+        ({"overlap": "all"}, TypeError, 'overlap must be .*; or "auto"'),
+        ({"overlap": 2, "worker": lambda *a: None}, (ValueError, TypeError), "worker"),
+    ],
+)
+def test_what_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        ShmVectorEnv([Counter] * 4, **options)
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"caller_steps": True, "num_workers": 2}])
+def test_coroutines_need_worker_processes(options):
+    with pytest.raises(TypeError, match="AsyncCounter whose step or reset is a coroutine"):
+        ShmVectorEnv([AsyncCounter] * 4, **options)
+
+
+# ---- what is known of it ------------------------------------------------------------------------
+
+
+@KINDS
+def test_stats_say_what_all_of_them_do(kind, tmp_path):
+    file = tmp_path / "go"
+    with closing(made(kind, [partial(Waiter, str(file))] * 4, num_workers=1)) as envs:
+        envs.reset(seed=0)
+        envs.step([0] * 4)
+        envs.send([2] * 4, [0, 1, 2, 3])
+        while True:
+            stats = envs.stats()
+            if stats.doing[0] is not None and stats.doing[0].others == 3:
+                break
+        assert stats.doing[0].operation == "step" and "3 others" in str(stats.doing[0])
+        file.touch()
+        envs.recv(min_envs=4)
+        stats = envs.stats()
+        assert stats.workers[0].steps == 8 and {env.step.count for env in stats.envs} == {2}
+        total = sum(env.step.total_s for env in stats.envs)
+        assert 0 < stats.workers[0].step_s < total  # they overlap
+        assert stats.workers[0].busy_s <= stats.elapsed_s
+
+
+@KINDS
+def test_a_trace_shows_them(kind, tmp_path):
+    path = tmp_path / "trace.json"
+    with closing(made(kind, [Waiter] * 4)) as envs:
+        envs.reset(seed=0)
+        with envs.trace(str(path)):
+            envs.step([1] * 4)
+            envs.step([0] * 4)
+        events = json.loads(path.read_text())["traceEvents"]
+        tracks = {each["tid"] for each in events if each["name"].startswith("step env")}
+        assert len(tracks) == 4
+
+
+def test_auto_learns_from_what_envs_leave_of_a_core(monkeypatch):
+    clocks = {"now": 0, "used": 0}
+    monkeypatch.setattr("shmvec._processes.overlap.monotonic_ns", lambda: clocks["now"])
+    monkeypatch.setattr("shmvec._processes.overlap.process_time_ns", lambda: clocks["used"])
+    running = []
+
+    class Noted(Executor):
+        def _launch(self, i, what, argument):
+            running.append(i)
+
+    class Loop:
+        def finish(self, i, outcome):
+            pass
+
+        def execute_by(self, executor):
+            pass
+
+    for share, most in ((1.0, 1), (0.1, 16)):
+        executor = Noted("auto", 16)
+        executor.attach(Loop(), 0, False)
+        seen = 0
+        for _ in range(8):
+            for i in range(16):
+                executor.start(i, "step", 0)
+            while running:
+                seen = max(seen, len(running))
+                clocks["now"] += 1000
+                clocks["used"] += int(1000 * share)
+                executor._ended(running.pop(0), None)
+        assert seen == most
