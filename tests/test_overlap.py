@@ -33,7 +33,7 @@ from tables import deep
 
 import shmvec
 from shmvec import EnvTimeoutError, FaultPolicy, Pipeline, ShmVectorEnv, WorkerCrashError
-from shmvec._processes.overlap import Executor
+from shmvec._processes.overlap import Executor, copies_of
 
 KINDS = pytest.mark.parametrize("kind", ["threads", "coroutines"])
 OF = {
@@ -183,7 +183,7 @@ def test_answers_come_in_the_order_in_which_envs_are_done(kind, tmp_path):
 
 @KINDS
 def test_an_env_that_fails_takes_nothing_with_it(kind, tmp_path):
-    """Its messages lie in the ring in front of those of an earlier request."""
+    """Its messages lie in front of those of an earlier request, in the ring."""
     files = [tmp_path / str(n) for n in range(2)]
     faults = FaultPolicy(on_error="reset")
     with closing(
@@ -424,8 +424,8 @@ def test_auto_learns_from_what_envs_leave_of_a_core(monkeypatch):
     running = []
 
     class Noted(Executor):
-        def _launch(self, i, what, argument):
-            running.append(i)
+        def launch(self, work):
+            running.append(work)
 
     class Loop:
         def finish(self, i, outcome):
@@ -434,9 +434,10 @@ def test_auto_learns_from_what_envs_leave_of_a_core(monkeypatch):
         def execute_by(self, executor):
             pass
 
+    envs = [Counter() for _ in range(16)]
     for share, most in ((1.0, 1), (0.1, 16)):
-        executor = Noted("auto", 16)
-        executor.attach(Loop(), 0, False)
+        executor = Noted(None, 16)
+        executor.attach(Loop(), 0, False, copies_of(envs, envs, 1))
         seen = 0
         for _ in range(8):
             for i in range(16):
@@ -445,5 +446,5 @@ def test_auto_learns_from_what_envs_leave_of_a_core(monkeypatch):
                 seen = max(seen, len(running))
                 clocks["now"] += 1000
                 clocks["used"] += int(1000 * share)
-                executor._ended(running.pop(0), None)
+                executor.ended(running.pop(0), (None, None, (0, 0)))
         assert seen == most

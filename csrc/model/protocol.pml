@@ -182,7 +182,7 @@ inline sleep_for_request()
     ticket = 0
 }
 
-/* worker.pyx: serve, and worker.py: doze_on.  poll() and read() are two steps: what the parent
+/* worker.pyx: serve, and worker.py: doze.  poll() and read() are two steps: what the parent
  * writes between them is read with the rest. */
 inline doze()
 {

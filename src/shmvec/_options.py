@@ -67,6 +67,7 @@ _LIMITS = ("step_timeout", "reset_timeout")
 # Options that caller_steps=True refuses.
 _NO_CALLER = (
     *(*_LIMITS, "worker_environ", "worker_init", "batch_size", "batch_timeout", "overlap"),
+    "spare_envs",
 )
 # The last arguments came with Gymnasium 1.1 (autoreset_mode) and 1.4 (semaphore).
 NUM_WORKER_ARGUMENTS = len(inspect.signature(_async_worker).parameters)
@@ -255,13 +256,27 @@ def _checked_overlap(overlap: Any, settings: Settings) -> int | str | None:
             overlap = checked_count("overlap", overlap)
         except (TypeError, ValueError) as error:
             raise type(error)(f'{error}; or "auto"') from None
-    if settings.num_workers == 0:
-        raise ValueError("overlap is for worker processes, and num_workers=0 has none")
-    _refuse_caller_steps("overlap", settings)
-    if getattr(settings, "worker", None) is not None:
-        raise ValueError("a `worker` function steps its env itself: leave overlap out")
+    _refuse_without_workers("overlap", settings)
     chosen: int | str = overlap
     return chosen
+
+
+def _checked_spare_envs(spare_envs: Any, settings: Settings) -> int:
+    count = checked_int("spare_envs", spare_envs, "an int")
+    if count < 0:
+        raise ValueError(f"spare_envs must not be negative, got {spare_envs!r}")
+    if count:
+        _refuse_without_workers("spare_envs", settings)
+    return count
+
+
+def _refuse_without_workers(name: str, settings: Settings) -> None:
+    """Raises ValueError where an option does not reach all envs' loops."""
+    if settings.num_workers == 0:
+        raise ValueError(f"{name} is for worker processes, and num_workers=0 has none")
+    _refuse_caller_steps(name, settings)
+    if getattr(settings, "worker", None) is not None:
+        raise ValueError(f"a `worker` function steps its env itself: leave {name} out")
 
 
 def _checked_wait_policy(policy: Any, _: Settings) -> Any:
@@ -554,6 +569,14 @@ class VectorEnvOptions:
         in a thread of its own. "auto": learned. Envs whose ``step`` or ``reset`` is a coroutine
         function share an event loop instead, and None lets all of them be busy at once.""",
         check=_checked_overlap,
+        needs_workers=True,
+    )
+    spare_envs: int = _option(
+        0,
+        """Number of further copies of each env, which are reset ahead, while the env's episode is
+        played, for resets that take long and wait or give up the GIL. A copy lives in a thread of
+        its own. Episodes have other seeds than without, which follow from those of ``reset``.""",
+        check=_checked_spare_envs,
         needs_workers=True,
     )
     wait_policy: str = _option(

@@ -1,7 +1,15 @@
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint8_t, uint32_t
 
 from shmvec._core.codec cimport Codec
 from shmvec._core.links cimport Links
+
+
+cdef enum State:
+    IDLE       # not asked, or its answer was taken; its episode may be broken: see Ledger.after
+    IN_FLIGHT  # asked, and has not answered
+    READY      # it has answered: it is in the queue
+    LOST       # asked, and its worker has died
+    FAILED     # asked, and has raised
 
 
 cdef class Report:
@@ -23,6 +31,7 @@ cdef class Inbox:
     cdef bint has_read                 # messages were read whose room is not given back yet
     # The ledger's entries, one for each env.
     cdef const uint32_t[::1] workers
+    cdef const uint8_t[::1] states     # a State
     cdef const uint32_t[::1] sequences # the number of its request
     cdef uint32_t[::1] flags           # the flags of its answer
     cdef int renew(self, uint32_t worker) except -1

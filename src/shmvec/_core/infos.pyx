@@ -150,6 +150,10 @@ cdef class Columns:
 cdef class InfoDecoder(Decoder):
     """Decoder of one worker's messages: infos, and observations that are in no slab."""
 
+    cdef const uint8_t[::1] states  # these three: as in Inbox
+    cdef const uint32_t[::1] sequences
+    cdef const uint32_t[::1] flags
+    cdef bint discards  # whether no message is wanted
     cdef Columns columns
     cdef Codec observations
     cdef Codec finals
@@ -157,8 +161,9 @@ cdef class InfoDecoder(Decoder):
     cdef Py_ssize_t row
     cdef Py_ssize_t num_rows
 
-    def __init__(self, segment, worker, from_worker, Columns columns, Codec observations,
-                 Codec finals):
+    def __init__(self, segment, worker, from_worker, Inbox inbox, Columns columns,
+                 Codec observations, Codec finals):
+        self.states, self.sequences, self.flags = inbox.states, inbox.sequences, inbox.flags
         self.columns = columns
         self.observations = observations
         self.finals = finals
@@ -170,6 +175,14 @@ cdef class InfoDecoder(Decoder):
 
     cdef int learned(self, list fields) except -1:
         return self.columns.settle(fields)
+
+    cdef bint is_wanted_later(self, uint32_t env, uint32_t sequence, uint32_t now) except -1:
+        # Not by its number: a worker that is busy with several envs may answer later ones first.
+        if env >= self.num_envs:
+            raise self.damaged("has no env")
+        return not self.discards and self.sequences[env] == sequence and (
+            self.states[env] == IN_FLIGHT
+            or self.states[env] == READY and self.flags[env] & MESSAGES != 0)
 
     cdef list drain(self, uint32_t sequence):
         """All infos of this sequence as [(env, info)], in the order in which they were sent."""
@@ -268,11 +281,12 @@ cdef class Inbox:
     """Messages of answers that have not been taken yet."""
 
     def __init__(self, Links links, slabs, const uint32_t[::1] workers,
-                 const uint32_t[::1] sequences, uint32_t[::1] flags):
+                 const uint8_t[::1] states, const uint32_t[::1] sequences, uint32_t[::1] flags):
         self.links = links
         self.slabs = slabs
         self.observations = slabs.results.observations
         self.workers = workers
+        self.states = states
         self.sequences = sequences
         self.flags = flags
         self.columns = Columns()
@@ -282,7 +296,8 @@ cdef class Inbox:
     cdef int renew(self, uint32_t worker) except -1:
         """Starts reading a worker's ring from its beginning."""
         self.decoders[worker] = InfoDecoder(
-            self.links.segment, worker, True, self.columns, self.observations, self.slabs.finals)
+            self.links.segment, worker, True, self, self.columns, self.observations,
+            self.slabs.finals)
         return 0
 
     # ---- messages in rings -------------------------------------------------------------------
@@ -435,7 +450,11 @@ cdef class Inbox:
         self.held.clear()
         self.flags[:] = 0
         for decoder in self.decoders:
-            decoder.next(sequence)
+            decoder.discards = True
+            try:
+                decoder.next(sequence)
+            finally:
+                decoder.discards = False
             decoder.give_back()
         return 0
 

@@ -29,7 +29,7 @@ from shmvec._core.csrc cimport (
 )
 from shmvec._core.arrays cimport data_of
 from shmvec._core.codec cimport ActionCodec, MessageCodec
-from shmvec._core.infos cimport Inbox, Report, report_of
+from shmvec._core.infos cimport FAILED, IDLE, IN_FLIGHT, LOST, READY, Inbox, Report, report_of
 from shmvec._core.messages cimport Encoder
 from shmvec._core.protocol cimport ACTION, COMMAND, LATE, MESSAGES, OBSERVATION
 from shmvec._core.protocol cimport RESET, STEP, TOGETHER
@@ -48,14 +48,6 @@ cdef tuple NOTHING = (None, None)  # the seed and the options of a reset that ha
 DONE, UNFINISHED, TIME_UP = range(3)
 
 cdef double FOR_EVER_S = 1e9
-
-cdef enum State:
-    IDLE       # not asked, or its answer was taken; its episode may be broken: see `after`
-    IN_FLIGHT  # asked, and has not answered
-    READY      # it has answered: it is in the queue
-    LOST       # asked, and its worker has died
-    FAILED     # asked, and has raised
-
 
 cdef class Ledger:
     """The request to each env, and its answer."""
@@ -89,7 +81,8 @@ cdef class Ledger:
         self.by_user = np.zeros(self.num_envs, np.uint8)
         self.checked_by = np.zeros(self.num_envs, np.uint64)
         self.queue = np.zeros(self.num_envs, np.intp)
-        self.inbox = Inbox(links, slabs, self.workers, self.sequences, self.flags)
+        self.inbox = Inbox(
+            links, slabs, self.workers, self.states, self.sequences, self.flags)
         self.actions = slabs.actions
         if isinstance(self.actions, MessageCodec):
             self.encoders = [None] * links.num_workers
@@ -743,7 +736,6 @@ cdef class Ledger:
 
     def deliver(self, uint32_t worker, list messages, list failures, results):
         """Takes the next message of a worker: (kind, env, message), failures and results."""
-        cdef Py_ssize_t i
         cdef Py_ssize_t env
         cdef dict held = {}
         sequence, first, count, _ = self.unfinished[worker][0]
@@ -755,22 +747,13 @@ cdef class Ledger:
             else:
                 held.setdefault(env, []).append(message)
         failed = {failure.env for failure in failures}
-        if failed and self.flags[first] & MESSAGES:
-            # What a failed env had sent must not stay in front of an earlier request's messages.
-            for i in range(self.num_ready):
-                self.inbox.hold(self.queue[(self.head + i) % self.num_envs])
-            for env in range(first, first + count):
-                if self.states[env] == IN_FLIGHT and self.sequences[env] == sequence:
-                    self.inbox.hold(env)
         # The commit.
         del self.unfinished[worker][0]
         self.num_unfinished -= 1
-        for env in held:
-            self.inbox.held.setdefault(env, []).extend(held[env])
+        self.inbox.held.update(held)
         for env in range(first, first + count):
             if self.states[env] == IN_FLIGHT and self.sequences[env] == sequence:
                 if env in failed:
-                    self.inbox.discard(env)
                     self.leave(env, FAILED)
                 else:
                     if results is not None:

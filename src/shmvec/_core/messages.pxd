@@ -64,6 +64,7 @@ cdef class Decoder:
     cdef int check(self, list fields) except -1
     cdef int learned(self, list fields) except -1
     cdef bint next(self, uint32_t sequence) except -1
+    cdef bint is_wanted_later(self, uint32_t env, uint32_t sequence, uint32_t now) except -1
     cdef list schema(self)
     cdef object take(self)
     cdef dict unpack(self, list fields)

@@ -500,7 +500,7 @@ cdef class Decoder:
     cdef bint next(self, uint32_t sequence) except -1:
         """Finds the next message of this sequence; then call `advance` or `release`.  False: none.
 
-        On the way it learns schemas, and discards messages of earlier sequences.
+        On the way it learns schemas, and discards messages that nobody asks for any more.
         """
         cdef uint32_t prefix[4]
         cdef uint32_t size
@@ -538,9 +538,13 @@ cdef class Decoder:
                 ) or (self.tag != TAG_PICKLE and self.tag >= <uint32_t>len(self.schemas)):
                     raise self.damaged("has no env, no kind or no schema")
                 return True
-            elif <int32_t>(prefix[2] - sequence) > 0:
+            elif self.is_wanted_later(prefix[0], prefix[2], sequence):
                 return False
             self.advance()
+
+    cdef bint is_wanted_later(self, uint32_t env, uint32_t sequence, uint32_t now) except -1:
+        """Whether a message will be asked for that lies in front of what is wanted now."""
+        return <int32_t>(sequence - now) > 0
 
     cdef list schema(self):
         """The fields of the message that `next` found; None if it was pickled."""

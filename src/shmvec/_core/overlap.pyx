@@ -75,7 +75,7 @@ cdef class OverlappedLoop(WorkerLoop):
 
     def execute_by(self, executor):
         """Takes the executor: ``start(i, "step", action)``, or "reset" and the arguments, or "call"
-        and a function of env and index, has env i of the worker begin it."""
+        and the command, has env i of the worker begin it."""
         self.executor = executor
 
     def serve(self, parent_alive, doze):
@@ -160,7 +160,7 @@ cdef class OverlappedLoop(WorkerLoop):
         for i in range(begin, end):
             if request.call is not None:
                 if request.call.is_for(self.first_env + i):
-                    self.start(i, request, "call", request.call.run)
+                    self.start(i, request, "call", request.call)
             elif request.mask is not None and not request.mask[i]:
                 continue
             elif operation != STEP:

@@ -24,7 +24,9 @@ from shmvec._processes.overlap import (
     EnvThreads,
     Executor,
     Overlap,
+    copies_of,
     is_asynchronous,
+    refuse_records,
 )
 from shmvec.faults import EnvTimeoutError, Failure, add_note
 
@@ -67,12 +69,14 @@ class Call:
         run: A function of an env and its index.
         lent: Whether the depot is lent for the results.
         chosen: The envs, by index; None: all.
+        for_copies: Whether it is for all copies of an env: see ``spare_envs``.
     """
 
     name: str
     run: Callable[[Any, int], Any]
     lent: bool = False
     chosen: Container[int] | None = None
+    for_copies: bool = False
 
     def is_for(self, index: int) -> bool:
         """Whether an env carries it out."""
@@ -88,6 +92,7 @@ class EnvHost:
         first_env: int,
         mailbox: Mailbox,
         overlap: Overlap = None,
+        spare_envs: int = 0,
         *,
         in_caller: bool = False,
     ) -> None:
@@ -98,10 +103,12 @@ class EnvHost:
             first_env: Index of its first env.
             mailbox: For messages from and to the parent.
             overlap: The option of this name.
+            spare_envs: Likewise.
             in_caller: Whether this is the caller's process.
         """
-        self._overlap, self._in_caller = overlap, in_caller
+        self._overlap, self._num_copies, self._in_caller = overlap, 1 + spare_envs, in_caller
         self._executor: Executor | None = None  # where envs live; None: in the calling thread
+        self._copies: list[gym.Env[Any, Any]] = []  # those of each env, one after the other
         self.index = index
         self.first_env = first_env
         self.mailbox = mailbox
@@ -119,11 +126,13 @@ class EnvHost:
             first_built: Called once the first env is built.
         """
         seen: dict[int, tuple[int, Any]] = {}
-        if self._overlap not in (None, 1):
-            self._executor = EnvThreads(self._overlap, len(env_fns))
+        if self._overlap not in (None, 1) or self._num_copies > 1:
+            self._executor = EnvThreads(self._most(1), len(env_fns))
         try:
-            for index, env_fn in enumerate(env_fns, self.first_env):
-                env = self._there(index, self._made, env_fn)
+            for lane in range(len(env_fns) * self._num_copies):
+                index = self.first_env + lane // self._num_copies
+                env_fn = env_fns[lane // self._num_copies]
+                env = self._there(lane, self._made, env_fn)
                 end_forks()
                 wrong = _what_is_wrong(env)
                 if wrong:
@@ -144,8 +153,12 @@ class EnvHost:
                         "`lambda: env`. (With num_workers=num_envs each has a process, and so a "
                         "copy, of its own.)"
                     )
-                self.envs.append(env)
-                if len(self.envs) == 1:
+                if self._num_copies > 1:
+                    refuse_records(index, env)
+                self._copies.append(env)
+                if lane % self._num_copies == 0:
+                    self.envs.append(env)
+                if lane == 0:
                     first_built()
         except BaseException as error:
             end_forks()
@@ -166,11 +179,17 @@ class EnvHost:
             ],
         )
 
-    def _there(self, index: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function where an env lives."""
+    def _most(self, default: int) -> int | None:
+        """How many envs may be busy at once; None: that is learned."""
+        if self._overlap is None:
+            return default
+        return self._overlap if isinstance(self._overlap, int) else None
+
+    def _there(self, lane: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function where a copy of an env lives."""
         if self._executor is None:
             return function(*arguments)
-        return self._executor.run(index - self.first_env, function, *arguments)
+        return self._executor.run(lane, function, *arguments)
 
     def _made(self, env_fn: EnvFn) -> gym.Env[Any, Any]:
         """Calls an env_fn; returns its env."""
@@ -195,19 +214,19 @@ class EnvHost:
         """Makes the step loop over these envs; maps the memory that comes with the descriptors."""
         self._layout = attachment.layout
         envs: Sequence[Any] = self.envs
-        steppers: Sequence[Any] | None = None
+        steppers: Sequence[Any] = self._copies
         if attachment.compile_wrappers:
             from shmvec._wrappers import compiled, summary_of  # which only what holds envs needs
 
-            steppers = [compiled(env) for env in self.envs]
-            words = list(map(summary_of, steppers))
+            steppers = [compiled(env) for env in self._copies]
+            words = list(map(summary_of, steppers[:: self._num_copies]))
         if any(map(is_asynchronous, self.envs)):
             if self._executor is not None:
                 self._executor.end()
-            self._executor = EnvCoroutines(self._overlap, len(self.envs))
+            self._executor = EnvCoroutines(self._most(len(self.envs)), len(self.envs))
         executor = self._executor
+        copies = copies_of(self._copies, steppers, self._num_copies)
         if executor is not None:
-            executor.prepare(self.envs, steppers)
             envs = steppers = executor.replays
         kind = WorkerLoop if executor is None else OverlappedLoop
         self._loop = kind(
@@ -227,7 +246,8 @@ class EnvHost:
             self._loop.publish_words(words)
         if executor is not None:
             assert isinstance(self._loop, OverlappedLoop)
-            executor.attach(self._loop, self.first_env, attachment.autoreset.in_step)
+            in_step = attachment.autoreset.in_step
+            executor.attach(self._loop, self.first_env, in_step, copies)
         for (name, size), descriptor in zip(attachment.kept, descriptors, strict=True):
             self._take(name, size, descriptor)
         return self._loop
@@ -269,7 +289,7 @@ class EnvHost:
         def assign(env: gym.Env[Any, Any], index: int) -> None:
             env.set_wrapper_attr(attribute, values[index])
 
-        return None, Call(f"set_attr({attribute!r})", assign, chosen=values)
+        return None, Call(f"set_attr({attribute!r})", assign, chosen=values, for_copies=True)
 
     def interrupt(self, limits: tuple[float | None, float | None]) -> None:
         """Raises EnvTimeoutError inside an env's step or reset that takes too long."""
@@ -375,16 +395,17 @@ class EnvHost:
     def close(self) -> list[Failure]:
         """Closes all envs, whatever some of them raise."""
         failures = []
-        for i, env in enumerate(self.envs):
+        for lane, env in enumerate(self._copies):
             try:
-                self._there(self.first_env + i, env.close)
+                self._there(lane, env.close)
             except BaseException as error:
-                failures.append(self._failure(self.first_env + i, "close", error))
+                index = self.first_env + lane // self._num_copies
+                failures.append(self._failure(index, "close", error))
             end_forks()
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.end()
-        self.envs = []
+        self.envs, self._copies = [], []
         self._loop = None  # breaks a cycle: the loop refers to this host
         return failures
 

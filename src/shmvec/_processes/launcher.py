@@ -125,6 +125,7 @@ class Launcher:
             mark=mark,
             first=self.may_learn and index == 0 and not self._starts[0],
             overlap=self._settings.overlap,
+            spare_envs=self._settings.spare_envs,
         )
         occupy_streams()
         mine, theirs = socketpair()

@@ -67,6 +67,7 @@ class Task:
         mark: Identifies the processes that it starts.
         first: Whether it reports what it imports, for workers that are forked after it.
         overlap: The option of this name.
+        spare_envs: Likewise.
     """
 
     index: int
@@ -82,6 +83,7 @@ class Task:
     mark: int
     first: bool
     overlap: Overlap
+    spare_envs: int
 
 
 class Parent:
@@ -241,7 +243,7 @@ def _run(task: Task, parent: Parent) -> None:
         pin_to_core(task.index)
     inherited = inherited_openmp() if task.forked else []
     limit_threads(task.threads, inherited)
-    host = EnvHost(task.index, task.envs.start, parent, task.overlap)
+    host = EnvHost(task.index, task.envs.start, parent, task.overlap, task.spare_envs)
     try:
         _serve(host, parent, task, partial(limit_threads, task.threads, inherited))
     finally:
