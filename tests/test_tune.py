@@ -69,6 +69,26 @@ def test_a_registered_env(tmp_path, capsys):
         assert envs.step(envs.action_space.sample())[1][0] == 0  # Sutton's and Barto's reward
 
 
+def test_an_env_that_sleeps_is_tried_with_overlap(tmp_path, capsys, monkeypatch):
+    slow = ENV.replace("self.count += 1", "self.count += 1; time.sleep(0.005)")
+    (tmp_path / "sleeping_env.py").write_text(f"import time\n{slow}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    arguments = [f"{tmp_path}/sleeping_env.py:Counter", "--num-envs", "4", "--seconds", "0.05"]
+    results = tmp_path / "results.json"
+    assert shmvec.__main__.main(["tune", *arguments, "--json", str(results)]) == 0
+    found = json.loads(results.read_text())
+    assert found["env"]["asleep"] > 0.5
+    assert any(row["overlap"] == "auto" for row in found["rows"])
+    assert "overlap='auto'" in capsys.readouterr().out
+
+
+def test_an_env_of_coroutines_is_refused(tmp_path):
+    (tmp_path / "env.py").write_text(ENV.replace("def step", "async def step"))
+    with pytest.raises(TypeError, match="step or reset of Counter is a coroutine function"):
+        shmvec.__main__.main(["tune", f"{tmp_path}/env.py:Counter", "--seconds", "0.05"])
+
+
 def test_an_env_in_a_file(tmp_path, capsys, monkeypatch):
     (tmp_path / "counter_env.py").write_text(ENV)
     monkeypatch.syspath_prepend(tmp_path)  # the code to paste imports it

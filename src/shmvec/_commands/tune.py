@@ -1,8 +1,8 @@
 """Finds the best setting for an env: measures the env, and settings of ShmVectorEnv side by side.
 
 The candidates take turns, in slices, in one run: numbers of envs (which are the batch sizes), for
-each the numbers of workers and caller_steps, and for the best of these the wait policies and
-copy=False. The limit beside them is what free-running loops reach, one a core. A candidate is
+each the numbers of workers, caller_steps, and overlap if the env sleeps, and for the best of these
+the wait policies and copy=False. The limit beside them is what free-running loops reach, one a core. A candidate is
 preferred to a simpler one if it is more than 3 % faster, and more envs to fewer if they are more
 than 5 % faster. copy=False is measured but never advised: only you know whether your code keeps
 observations. A short check comes first: whether two envs in one process disturb each other.
@@ -37,11 +37,13 @@ from shmvec._commands.measuring import (
 )
 from shmvec._commands.probe import resident_bytes
 from shmvec._cores import WAIT_POLICIES, usable_cores
+from shmvec._processes.overlap import is_asynchronous
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Setting", "plot", "report", "tune"]
 
 _ROUNDS = 5
+_ASLEEP = 0.5  # of an env's time: from there on it may share a worker with others that wait
 _FEWER = 1.05  # more envs must be this much faster than fewer
 
 
@@ -54,6 +56,7 @@ class Setting:
     wait_policy: str = "adaptive"
     copy: bool = True
     caller_steps: bool = False
+    overlap: str | None = None
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments that are not the defaults."""
@@ -69,6 +72,11 @@ class Setting:
 def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
     """Costs of one env, measured in this process: times in µs, sizes in bytes."""
     env = make()
+    if is_asynchronous(env):
+        raise TypeError(
+            f"the step or reset of {type(env).__name__} is a coroutine function, which only a "
+            "vector env steps: print(envs.stats()) says what it takes"
+        )
     resident = resident_bytes()
     others = [make() for _ in range(2)]  # their memory is measured: the first loads libraries
     for other in others:
@@ -83,7 +91,7 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
     observation, _ = env.reset(seed=0)
     resets, infos = [clock() - start], 0
     steps: list[float] = []
-    begin = clock()
+    begin, used = clock(), time.process_time()
     while not steps or clock() - begin < seconds:
         start = clock()
         _, _, terminated, truncated, info = env.step(actions[len(steps) % len(actions)])
@@ -93,6 +101,7 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
             start = clock()
             env.reset()
             resets.append(clock() - start)
+    awake = (time.process_time() - used) / (clock() - begin)
     env.close()
     step_us, reset_us = 1e6 * np.asarray(steps), 1e6 * np.asarray(resets)
     return {
@@ -105,6 +114,7 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
         "infos_per_step": infos / len(steps),
         "observation_bytes": _nbytes(observation),
         "memory_bytes": max(0, memory),
+        "asleep": max(0.0, 1 - awake),
     }
 
 
@@ -159,6 +169,8 @@ def tune(
         settings = [Setting(num_envs, count) for count in _counts_of_workers(num_envs, cores)]
         if min(num_envs, cores) > 1:
             settings.append(Setting(num_envs, caller_steps=True))
+        if env["asleep"] > _ASLEEP and num_envs > 1:
+            settings.append(Setting(num_envs, overlap="auto"))
         first = _measure(make, settings, seconds, compute, limits, say)
         best = _best(first)
         policies = () if best.num_workers == 0 else WAIT_POLICIES[1:]
@@ -238,6 +250,7 @@ def _lines(results: dict[str, Any], code: str) -> Iterator[str]:
     for row in results["rows"]:
         workers = "one a core" if row["num_workers"] is None else str(row["num_workers"])
         workers += ", one the caller" if row["caller_steps"] else ""
+        workers += f", overlap={row['overlap']!r}" if row["overlap"] else ""
         setting = row["num_envs"], workers, row["wait_policy"], row["copy"]
         yield line(*setting, *cells(row), "best" if row["best"] else "")
     yield ""
@@ -267,7 +280,7 @@ def plot(results: dict[str, Any], file: Path) -> None:
             (min(cores, num_envs) if row["num_workers"] is None else row["num_workers"], rate)
             for row in results["rows"]
             if row["num_envs"] == num_envs and row["wait_policy"] == "adaptive" and row["copy"]
-            if not row["caller_steps"]
+            if not row["caller_steps"] and not row["overlap"]
             for rate in [row["steps_per_s"]]
         )
         axes.plot(*zip(*points, strict=True), marker="o", label=f"{num_envs} envs")
