@@ -39,8 +39,20 @@ def http_env(examples):
 
 
 @pytest.fixture(scope="module")
+def openenv_client(examples):
+    return importlib.import_module("openenv_client")
+
+
+@pytest.fixture(scope="module")
 def url(http_env):
     with http_env.serving("--delay", "0.001", "--die-every", "0", "--hang-every", "0") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def openenv_url(http_env, openenv_client):
+    arguments = ("--max-sessions", "8")
+    with http_env.serving(*arguments, program=openenv_client.__file__) as url:
         yield url
 
 
@@ -361,3 +373,147 @@ def test_the_server_ends_with_a_program_that_is_killed(http_env):
         return False
 
     eventually(refused)
+
+
+# OpenEnv's protocol
+
+
+def client(openenv_client, url, transport="ws", **options):
+    """An env whose actions are the server's JSON, for its faults."""
+    return openenv_client.cartpole(url, transport, to_action=lambda action: action, **options)
+
+
+@pytest.mark.parametrize("transport", ["ws", "http"])
+def test_openenv_gives_what_the_env_would_here(openenv_client, openenv_url, transport):
+    async def play():
+        env, local = openenv_client.cartpole(openenv_url, transport), Local()
+        assert ((await env.reset(seed=5))[0] == local.reset(seed=5)[0]).all()
+        over = steps = 0
+        for step in range(60):
+            if over:
+                assert ((await env.reset())[0] == local.reset()[0]).all()
+                steps = 0
+            result = await env.step(step % 3 % 2)
+            assert same(result, local.step(step % 3 % 2))
+            over, steps = result[2], steps + 1
+        assert (await env.state())["step_count"] == steps
+        await env.close()
+
+    within(play())
+
+
+@pytest.mark.parametrize("transport", ["ws", "http"])
+def test_openenv_in_workers(http_env, openenv_client, openenv_url, transport):
+    number = 6 if transport == "ws" else 1
+    make = partial(openenv_client.cartpole, openenv_url, transport)
+    local = gym.vector.SyncVectorEnv([Local] * number)
+    policy = FaultPolicy(on_timeout="reset", on_error="reset", step_timeout=DEADLINE)
+    envs = ShmVectorEnv([make] * number, num_workers=min(2, number), faults=policy)
+    with closing(envs), closing(local):
+        assert (envs.reset(seed=3)[0] == local.reset(seed=3)[0]).all()
+        for step in range(60):
+            actions = (np.arange(number) + step) % 3 % 2
+            for result, other in zip(envs.step(actions)[:4], local.step(actions)[:4], strict=True):
+                assert (result == other).all()
+    eventually(lambda: http_env.get(f"{openenv_url}/health")["sessions"] == 0)
+
+
+@pytest.mark.parametrize("transport", ["ws", "http"])
+def test_openenv_sends_no_step_twice(openenv_client, openenv_url, transport):
+    async def play():
+        env = client(openenv_client, openenv_url, transport)
+        last, _ = await env.reset(seed=1)
+        observation, reward, terminated, truncated, info = await env.step({"fault": "die"})
+        assert (observation == last).all()
+        assert (reward, terminated, truncated) == (0.0, False, True)
+        assert info["session_lost"]
+        observation, _ = await env.reset(seed=1)
+        assert (observation == last).all()
+        await env.step({"push": 1})
+        assert (await env.state())["step_count"] == 1
+        await env.close()
+
+    within(play())
+
+
+@pytest.mark.parametrize("transport", ["ws", "http"])
+def test_openenv_that_never_answers(openenv_client, openenv_url, transport):
+    async def play():
+        env, local = client(openenv_client, openenv_url, transport), Local()
+        await env.reset(seed=1)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(env.step({"fault": "hang"}), 0.2)
+        assert ((await env.reset(seed=2))[0] == local.reset(seed=2)[0]).all()
+        assert same(await env.step({"push": 1}), local.step(1))
+        await env.close()
+
+    within(play())
+
+
+def test_openenv_whose_env_raises_goes_on(openenv_client, openenv_url):
+    async def play():
+        env, local = client(openenv_client, openenv_url), Local()
+        await env.reset(seed=1)
+        local.reset(seed=1)
+        with pytest.raises(RuntimeError, match="EXECUTION_ERROR: what the action says"):
+            await env.step({"fault": "raise"})
+        assert same(await env.step({"push": 1}), local.step(1))
+        await env.close()
+
+    within(play())
+
+
+def test_openenv_that_is_full_is_waited_for(http_env, openenv_client, openenv_url):
+    async def play():
+        envs = [client(openenv_client, openenv_url, patience=DEADLINE) for _ in range(9)]
+        await asyncio.gather(*(env.reset() for env in envs[:8]))
+        late = client(openenv_client, openenv_url, patience=0.2)
+        with pytest.raises(ConnectionError, match="ServerFull"):
+            await late.reset()
+        await late.close()
+        await asyncio.gather(envs[8].reset(), envs[0].close())
+        await asyncio.gather(*(env.close() for env in envs[1:]))
+
+    within(play())
+    eventually(lambda: http_env.get(f"{openenv_url}/health")["sessions"] == 0)
+
+
+def test_openenv_that_restarts_in_between(http_env, openenv_client):
+    async def play(url, between):
+        env = openenv_client.cartpole(url)
+        await env.reset(seed=1)
+        await asyncio.get_running_loop().run_in_executor(None, between)
+        assert (await env.step(0))[3]
+        await env.reset()
+        assert not (await env.step(0))[3]
+        await env.close()
+
+    program = openenv_client.__file__
+    with ExitStack() as servers:
+        url = servers.enter_context(http_env.serving(program=program))
+
+        def restart():
+            servers.close()
+            port = url.rpartition(":")[2]
+            servers.enter_context(http_env.serving("--port", port, program=program))
+
+        within(play(url, restart))
+
+
+def test_openenv_truncates_after_so_many_steps(openenv_client, openenv_url):
+    async def play():
+        env = client(openenv_client, openenv_url, max_steps=3)
+        for _ in range(2):
+            await env.reset(seed=1)
+            over = [(await env.step({"push": step % 2}))[3] for step in range(3)]
+            assert over == [False, False, True]
+        await env.close()
+
+    within(play())
+
+
+def test_the_program_of_openenv():
+    with program("openenv_client.py", "--sessions", "8", "--steps", "30") as process:
+        output, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, errors
+    assert re.fullmatch(r"8 sessions by ws: \d+ episodes, [\d,]+ steps/s\n", output)
