@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -149,6 +150,18 @@ class AsyncSameArrays(SameArrays):
     async def step(self, action):
         await asyncio.sleep(0)
         return super().step(action)
+
+
+class TalksAtItsEnd(AsyncCounter):
+    """Waits for a socket in its close()."""
+
+    async def close(self):
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            loop.call_later(0.01, theirs.send, b"x")
+            assert await asyncio.wait_for(loop.sock_recv(ours, 1), DEADLINE) == b"x"
 
 
 class UsesSignals(Counter):

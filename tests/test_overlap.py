@@ -26,6 +26,7 @@ from overlapping import (
     AsyncSpaces,
     AsyncWaiter,
     SameArrays,
+    TalksAtItsEnd,
     UsesSignals,
     Waiter,
 )
@@ -316,6 +317,13 @@ def test_closing_waits_for_steps_and_closes_envs_where_they_live(kind, tmp_path)
     envs.close()
     stop.join()
     assert process.exitcode == 0
+
+
+def test_an_env_may_use_sockets_as_it_is_closed():
+    """Their numbers may be those of what the worker has closed before."""
+    envs = ShmVectorEnv([TalksAtItsEnd] * 8, num_workers=2)
+    envs.reset(seed=0)
+    envs.close()
 
 
 @KINDS

@@ -2,10 +2,11 @@
 
 The candidates take turns, in slices, in one run: numbers of envs (which are the batch sizes), for
 each the numbers of workers, caller_steps, and overlap if the env sleeps, and for the best of these
-the wait policies and copy=False. The limit beside them is what free-running loops reach, one a core. A candidate is
-preferred to a simpler one if it is more than 3 % faster, and more envs to fewer if they are more
-than 5 % faster. copy=False is measured but never advised: only you know whether your code keeps
-observations. A short check comes first: whether two envs in one process disturb each other.
+the wait policies and copy=False. The limit beside them is what free-running loops reach, one a
+core. A candidate is preferred to a simpler one if it is more than 3 % faster, and more envs to
+fewer if they are more than 5 % faster. copy=False is measured but never advised: only you know
+whether your code keeps observations. A short check comes first: whether two envs in one process
+disturb each other.
 """
 
 from __future__ import annotations

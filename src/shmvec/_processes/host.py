@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
@@ -24,6 +25,7 @@ from shmvec._processes.overlap import (
     EnvThreads,
     Executor,
     Overlap,
+    called,
     copies_of,
     is_asynchronous,
     refuse_records,
@@ -132,7 +134,7 @@ class EnvHost:
             for lane in range(len(env_fns) * self._num_copies):
                 index = self.first_env + lane // self._num_copies
                 env_fn = env_fns[lane // self._num_copies]
-                env = self._there(lane, self._made, env_fn)
+                env = self._there(lane, partial(self._made, env_fn))
                 end_forks()
                 wrong = _what_is_wrong(env)
                 if wrong:
@@ -185,11 +187,9 @@ class EnvHost:
             return default
         return self._overlap if isinstance(self._overlap, int) else None
 
-    def _there(self, lane: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function where a copy of an env lives."""
-        if self._executor is None:
-            return function(*arguments)
-        return self._executor.run(lane, function, *arguments)
+    def _there(self, lane: int, call: Callable[[], Any]) -> Any:
+        """Makes a call where a copy of an env lives."""
+        return call() if self._executor is None else self._executor.run(lane, call)
 
     def _made(self, env_fn: EnvFn) -> gym.Env[Any, Any]:
         """Calls an env_fn; returns its env."""
@@ -395,14 +395,15 @@ class EnvHost:
     def close(self) -> list[Failure]:
         """Closes all envs, whatever some of them raise."""
         failures = []
-        for lane, env in enumerate(self._copies):
-            try:
-                self._there(lane, env.close)
-            except BaseException as error:
+        calls = {lane: env.close for lane, env in enumerate(self._copies)}
+        executor, self._executor = self._executor, None
+        results = executor.run_all(calls) if executor is not None else {}
+        for lane, call in calls.items():
+            _, error = results[lane] if executor is not None else called(call)
+            if error is not None:
                 index = self.first_env + lane // self._num_copies
                 failures.append(self._failure(index, "close", error))
             end_forks()
-        executor, self._executor = self._executor, None
         if executor is not None:
             executor.end()
         self.envs, self._copies = [], []

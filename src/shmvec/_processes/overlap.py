@@ -17,8 +17,9 @@ import inspect
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic_ns, process_time_ns
 from typing import Any, Protocol
@@ -38,6 +39,7 @@ __all__ = [
     "Overlap",
     "Replay",
     "Work",
+    "called",
     "copies_of",
     "is_asynchronous",
     "refuse_records",
@@ -80,6 +82,7 @@ def is_asynchronous(env: Any) -> bool:
     return any(map(inspect.iscoroutinefunction, (env.step, env.reset)))
 
 
+Result = tuple[Any, BaseException | None]  # what a call has returned, and raised
 # What a call has returned, and raised, and when it began and ended, in ns of the monotonic clock.
 Outcome = tuple[Any, BaseException | None, tuple[int, int]]
 
@@ -378,9 +381,14 @@ class Executor:
 
     # ---- the worker's life -------------------------------------------------------------------
 
-    def run(self, lane: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function where a copy lives, and waits for it."""
-        return function(*arguments)
+    def run_all(self, calls: Mapping[int, Callable[[], Any]]) -> dict[int, Result]:
+        """Makes calls where copies live, by their lanes, at once; waits for all of them."""
+        raise NotImplementedError
+
+    def run(self, lane: int, call: Callable[[], Any]) -> Any:
+        """Makes a call where a copy lives, and waits for it."""
+        value, error = self.run_all({lane: call})[lane]
+        return value if error is None else _raise(error)
 
     def interrupt(self, limits: tuple[float | None, float | None]) -> None:
         """Interrupts what takes longer than its limit, where that can be done."""
@@ -418,16 +426,19 @@ class EnvThreads(Executor):
         self._outcomes: deque[tuple[Work, Outcome]] = deque()
         self._alarm: Alarm
 
-    def run(self, lane: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function in a copy's thread, and waits for it."""
-        answer: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+    def run_all(self, calls: Mapping[int, Callable[[], Any]]) -> dict[int, Result]:
+        """Makes calls in copies' threads, at once, and waits for all of them."""
+        answers: SimpleQueue[tuple[int, Result]] = SimpleQueue()
 
-        def call() -> None:
-            try:
-                answer.put((function(*arguments), None))
-            except BaseException as error:
-                answer.put((None, error))
+        def answer(lane: int) -> None:
+            answers.put((lane, called(calls[lane])))
 
+        for lane in calls:
+            self._thread(lane).put(partial(answer, lane))
+        return dict(answers.get() for _ in calls)
+
+    def _thread(self, lane: int) -> SimpleQueue[Callable[[], None] | None]:
+        """The inbox of a copy's thread."""
         while len(self._inboxes) <= lane:
             sys.setswitchinterval(max(sys.getswitchinterval(), _SWITCH_S * len(self._inboxes)))
             inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -435,9 +446,7 @@ class EnvThreads(Executor):
             name = f"env {len(self._inboxes) - 1} of this worker"
             # A daemon: the process must end although an env hangs.
             threading.Thread(target=_obey, args=(inbox,), name=name, daemon=True).start()
-        self._inboxes[lane].put(call)
-        value, error = answer.get()
-        return value if error is None else _raise(error)
+        return self._inboxes[lane]
 
     def launch(self, work: Work) -> None:
         """Puts work into the inbox of its copy's thread."""
@@ -493,12 +502,13 @@ class EnvCoroutines(Executor):
         self._rung = asyncio.Event()
         self._broken: BaseException | None = None
 
-    def run(self, lane: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function, and waits for what it returns if that can be awaited."""
-        value = function(*arguments)
-        if inspect.isawaitable(value):
-            value = self._events.run_until_complete(_awaited(value))
-        return value
+    def run_all(self, calls: Mapping[int, Callable[[], Any]]) -> dict[int, Result]:
+        """Makes calls, and waits for all that they return and that can be awaited, at once."""
+
+        async def all_made() -> list[Result]:
+            return await asyncio.gather(*map(_awaited, calls.values()))
+
+        return dict(zip(calls, self._events.run_until_complete(all_made()), strict=True))
 
     def launch(self, work: Work) -> None:
         """Makes a task of work, which waits for the last one of its copy."""
@@ -539,11 +549,14 @@ class EnvCoroutines(Executor):
 
     def serve(self, alarm: Alarm) -> None:
         """Serves requests until one to close, or until the parent is gone."""
-        self._events.run_until_complete(self._serve(alarm))
+        self._events.add_reader(alarm.fileno(), self._rung.set)
+        try:
+            self._events.run_until_complete(self._serve(alarm))
+        finally:  # before the descriptor is closed, whose number a socket of an env may get
+            self._events.remove_reader(alarm.fileno())
 
     async def _serve(self, alarm: Alarm) -> None:
         loop, rung, is_open = self.loop, self._rung, True
-        self._events.add_reader(alarm.fileno(), rung.set)
         while is_open or loop.in_progress:
             is_open = is_open and loop.serve_pending()
             try:
@@ -574,5 +587,18 @@ class EnvCoroutines(Executor):
         self._events.close()
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
+async def _awaited(call: Callable[[], Any]) -> Result:
+    """Makes a call, and waits for what it returns if that can be awaited."""
+    try:
+        value = call()
+        return await value if inspect.isawaitable(value) else value, None
+    except BaseException as error:
+        return None, error
+
+
+def called(call: Callable[[], Any]) -> Result:
+    """Makes a call."""
+    try:
+        return call(), None
+    except BaseException as error:
+        return None, error
