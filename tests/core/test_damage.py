@@ -213,7 +213,7 @@ def test_a_text_that_is_none():
     with vector_env(1, telling({"a": "text"})) as envs:
         envs.step([0, 0])
         found, message = answered_with(envs)
-        found.memory[message + VALUES + 4] = 0xFF
+        found.memory[message + VALUES + 8] = 0xFF
         with pytest.raises(RuntimeError, match=r"damaged: .* worker 0 .* no text \(env 0\)"):
             envs.step_wait()
         assert envs.step([0, 0])[4]["a"].tolist() == ["text"] * 2
@@ -263,22 +263,49 @@ def slabs(observation_space, action_space):
     return memory, layout.attach(segment)
 
 
-@pytest.mark.parametrize("text", ["text", "\U0010ffff"])
-def test_damaged_texts(text):
+KINDS = {"text": 0x7F, "tëxt": 0xFF, "τext": 0xFFFF, "te\U0010ffff": 0x10FFFF}
+
+
+def head(length, bound):
+    return length.to_bytes(4, sys.byteorder) + bound.to_bytes(4, sys.byteorder)
+
+
+@pytest.mark.parametrize(("text", "bound"), KINDS.items())
+def test_damaged_texts(text, bound):
     memory, found = slabs(gym.spaces.Text(5, charset="ab"), gym.spaces.Discrete(2))
     texts = found.results.observations
     texts.put(1, text)
-    row = memory.index(len(text).to_bytes(4, sys.byteorder) + text.encode("utf-32")[4:])
+    row = memory.index(head(len(text), bound))
     assert texts.get(1) == text
-    memory[row + 6] ^= 0x20  # beyond Unicode
-    for read in (texts.get, lambda env: texts.batch(True)):
-        with pytest.raises(RuntimeError, match="the segment is damaged: .* row 1 is no text"):
-            read(1)
-    memory[row + 6] ^= 0x20
+    good = bytes(memory[row : row + 32])
+
+    def is_no_text():
+        for read in (texts.get, lambda env: texts.batch(True)):
+            with pytest.raises(RuntimeError, match="the segment is damaged: .* row 1 is no text"):
+                read(1)
+        memory[row : row + 32] = good
+
     for length in (6, 2**31, 2**32 - 1):
         memory[row : row + 4] = length.to_bytes(4, sys.byteorder)
-        with pytest.raises(RuntimeError, match="the segment is damaged: .* row 1 is no text"):
-            texts.get(1)
+        is_no_text()
+    for wrong in {0, 1, 0x7E, 0x100, 0x10FFFE, 0x110000, 2**31, 2**32 - 1}:
+        memory[row + 4 : row + 8] = wrong.to_bytes(4, sys.byteorder)
+        is_no_text()
+    if bound == 0x7F:  # what no ASCII is
+        memory[row + 9] = 0x80
+        is_no_text()
+    elif bound == 0x10FFFF:  # beyond Unicode
+        memory[row + 8 + 2] = 0x11
+        is_no_text()
+    for smaller in set(KINDS.values()) - {bound}:  # these bytes are a text, too, or they are none
+        memory[row + 4 : row + 8] = smaller.to_bytes(4, sys.byteorder)
+        try:
+            other = texts.get(1)
+        except RuntimeError as error:
+            assert "row 1 is no text" in str(error)
+        else:
+            assert "".join(map(chr, map(ord, other))) == other  # of the kind that such strings are
+        memory[row : row + 32] = good
     memory[row : row + 4] = (5).to_bytes(4, sys.byteorder)
     assert texts.get(1) == text.ljust(5, "\0")
 

@@ -11,7 +11,7 @@ _NAMES = {
     "batch_step": "BatchSteps",
     "channel": "Channel ChannelMessage",
     "codec": "ACTION_ITEMSIZE ActionCodec ArrayCodec Codec DictCodec MessageCodec "
-    "OtherShapeError TextCodec TupleCodec",
+    "OtherShapeError TEXT_HEAD TextCodec TupleCodec",
     "frames": "Blocks Frames Lease Lender Results release",
     "guard": "Guard Loan exclusive whole",
     "infos": "Batch Report",

@@ -185,6 +185,7 @@ class Insight:
 # Values of spaces
 
 ACTION_ITEMSIZE: int
+TEXT_HEAD: int
 
 class OtherShapeError(ValueError):
     """Actions with the right number of envs, but another shape than their space says."""

@@ -29,19 +29,13 @@ from shmvec._core.arrays cimport (
     shape_of,
     size_of,
 )
+from shmvec._core.texts cimport PyUnicode_DATA, measure, text_of, width_of
 
 from copy import deepcopy
 
 import numpy as np
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
-
-cdef extern from "Python.h":
-    Py_ssize_t PyUnicode_GET_LENGTH(object text)
-    uint32_t *PyUnicode_AsUCS4(object text, uint32_t *buffer, Py_ssize_t size,
-                               int copy_null) except NULL
-    object PyUnicode_FromKindAndData(int kind, const void *buffer, Py_ssize_t size)
-    int PyUnicode_4BYTE_KIND
 
 cdef object _ndarray = np.ndarray
 cdef Py_ssize_t _LONG = 1 << 16  # bytes from which on a copy releases the GIL
@@ -409,41 +403,37 @@ cdef class ActionCodec(Codec):
         )
 
 
-cdef bint _are_characters(const uint32_t *points, Py_ssize_t count) noexcept:
-    """Whether all are code points: Python makes strings of others, which it cannot read."""
-    cdef Py_ssize_t i
-    cdef uint32_t largest = 0
-    for i in range(count):  # without a branch, so that the compiler can use vector instructions
-        largest = max(largest, points[i])
-    return largest <= 0x10ffff
+TEXT_HEAD = 2  # words of a text's row before its characters: their number and bound
+cdef Py_ssize_t _HEAD = TEXT_HEAD
 
 
 cdef class TextCodec(Codec):
-    """Strings of Text spaces: a length and code points, so that any character travels."""
+    """Strings of Text spaces: characters as Python has them, so that any of them travel."""
 
     cdef _Rows rows
     cdef Py_ssize_t longest
-    cdef uint32_t[::1] copy  # room for a copy of a row
 
     def __init__(self, array):
-        """Takes a uint32 array (num_envs, 1 + longest text)."""
+        """Takes a uint32 array (num_envs, TEXT_HEAD + longest text)."""
         self.rows = _Rows(array)
-        self.longest = array.shape[1] - 1
-        self.copy = np.empty(max(1, self.longest), np.uint32)
+        self.longest = array.shape[1] - _HEAD
+
+    cdef uint32_t *row_of(self, Py_ssize_t env) noexcept:
+        return <uint32_t *>(self.rows.base + env * self.rows.row_bytes)
 
     cdef int write(self, Py_ssize_t env, object value) except -1:
-        cdef uint32_t *row = <uint32_t *>(self.rows.base + env * self.rows.row_bytes)
+        cdef uint32_t *row = self.row_of(env)
+        cdef uint32_t[2] head
         if not isinstance(value, str):
             raise TypeError(f"a Text space needs a str, got {type(value).__name__}: {value!r}")
-        cdef Py_ssize_t length = PyUnicode_GET_LENGTH(value)
-        if length > self.longest:
+        cdef Py_ssize_t nbytes = measure(value, head)
+        if len(<str>value) > self.longest:
             raise ValueError(
-                f"a text of {length} characters does not fit a Text space with "
+                f"a text of {len(<str>value)} characters does not fit a Text space with "
                 f"max_length={self.longest}: {value!r}"
             )
-        if length > 0:
-            PyUnicode_AsUCS4(value, row + 1, length, 0)
-        row[0] = <uint32_t>length
+        memcpy(row, head, 4 * _HEAD)
+        memcpy(row + _HEAD, PyUnicode_DATA(value), nbytes)
         return 0
 
     cdef bint keep(self, Py_ssize_t env, object value) except -1:
@@ -453,14 +443,22 @@ cdef class TextCodec(Codec):
         return True
 
     cdef object read(self, Py_ssize_t env):
-        cdef uint32_t *row = <uint32_t *>(self.rows.base + env * self.rows.row_bytes)
-        cdef uint32_t *copy = &self.copy[0]  # a copy, because Python reads the characters twice
+        cdef uint32_t *row = self.row_of(env)
         cdef Py_ssize_t length = row[0]
+        cdef object text = None
         if length <= self.longest:
-            memcpy(copy, row + 1, 4 * length)
-        if length > self.longest or not _are_characters(copy, length):
+            text = text_of(row + _HEAD, length, row[1])
+        if text is None:
             raise RuntimeError(f"the segment is damaged: what is in row {env} is no text")
-        return PyUnicode_FromKindAndData(PyUnicode_4BYTE_KIND, copy, length)
+        return text
+
+    cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
+        cdef const uint32_t *there = (<TextCodec>source).row_of(row)
+        cdef Py_ssize_t nbytes = there[0] * width_of(there[1])
+        if nbytes > 4 * self.longest:
+            raise RuntimeError(f"the segment is damaged: what is in row {row} is no text")
+        memcpy(self.row_of(target), there, 4 * _HEAD + nbytes)
+        return 0
 
     cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
         cdef Py_ssize_t row
@@ -469,7 +467,8 @@ cdef class TextCodec(Codec):
         return tuple([self.read(row) for row in range(first, first + count)])
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
-        return tuple([self.read(env) for env in envs])
+        cdef Py_ssize_t i
+        return tuple([self.read(envs[i]) for i in range(envs.shape[0])])
 
     cdef object view(self, object lease, Py_ssize_t first, tuple lead):
         return tuple([self.read(row) for row in range(first, first + lead[0])])

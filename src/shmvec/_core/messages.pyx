@@ -26,7 +26,6 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.dict cimport PyDict_Next
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_AsDouble
 from cpython.object cimport PyObject
-from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset, strcmp
@@ -51,6 +50,7 @@ from shmvec._core.csrc cimport (
 )
 from shmvec._core.protocol cimport ACTION, FINAL, INFO, KINDS
 from shmvec._core.segment cimport Segment
+from shmvec._core.texts cimport PyUnicode_DATA, measure, text_of, width_of
 
 import math
 from copy import deepcopy
@@ -63,7 +63,6 @@ from shmvec._pickling import dumps as pickled_by_value  # bound here: an env may
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
-    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
 
 cdef enum:
     MOST_SCHEMAS = 1000       # with more, infos do not look alike, and are pickled
@@ -388,7 +387,7 @@ cdef class Encoder:
         cdef double real
         cdef float single
         cdef Py_buffer view
-        cdef const char *text
+        cdef uint32_t[2] head
         cdef Py_ssize_t length
         cdef uint32_t size
         cdef uint32_t sum
@@ -440,13 +439,9 @@ cdef class Encoder:
             elif field.kind == NONE:
                 pass
             elif field.kind == TEXT:
-                try:
-                    text = PyUnicode_AsUTF8AndSize(<object>value, &length)
-                except UnicodeEncodeError:
-                    return False  # lone surrogates: pickled
-                size = <uint32_t>length
-                memcpy(self.grow(4), &size, 4)
-                memcpy(self.grow(length), text, length)
+                length = measure(<object>value, head)
+                memcpy(self.grow(8), head, 8)
+                memcpy(self.grow(length), PyUnicode_DATA(<object>value), length)
             elif field.kind == NESTED:
                 if not self.pack(field.children, <dict>(<object>value)):
                     return False
@@ -575,6 +570,7 @@ cdef class Decoder:
 
     cdef object value(self, Field field):
         """Reads one packed value, as the Python object that the env returned."""
+        cdef uint32_t[2] head
         cdef uint32_t size
         cdef uint32_t sum
         cdef bytes pickled
@@ -584,12 +580,12 @@ cdef class Decoder:
         if field.kind == NONE:
             return None
         if field.kind == TEXT:
-            memcpy(&size, self.skip(4), 4)
-            start = self.skip(size)
-            try:
-                return PyUnicode_DecodeUTF8(start, size, NULL)
-            except UnicodeDecodeError as error:
-                raise self.damaged(f"holds bytes that are no text (env {self.env})") from error
+            memcpy(head, self.skip(8), 8)
+            text = text_of(
+                self.skip(<Py_ssize_t>head[0] * width_of(head[1])), head[0], head[1])
+            if text is None:
+                raise self.damaged(f"holds what is no text (env {self.env})")
+            return text
         if field.kind == PICKLED:
             memcpy(&size, self.skip(4), 4)
             memcpy(&sum, self.skip(4), 4)

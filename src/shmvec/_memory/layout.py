@@ -21,6 +21,7 @@ from gymnasium.vector.utils import batch_space, create_shared_memory
 
 from shmvec._core import (
     ACTION_ITEMSIZE,
+    TEXT_HEAD,
     ActionCodec,
     ArrayCodec,
     Blocks,
@@ -249,7 +250,7 @@ def _walk(
     if isinstance(space, spaces.Tuple):
         return make(TupleCodec, [part(inner) for inner in space.spaces])
     if isinstance(space, spaces.Text):
-        return make(TextCodec, place((rows, 1 + space.max_length), np.uint32))
+        return make(TextCodec, place((rows, TEXT_HEAD + space.max_length), np.uint32))
     return leaf(space)
 
 

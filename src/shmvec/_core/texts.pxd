@@ -1,0 +1,79 @@
+"""The characters of a str, in shared memory as Python has them in its own.
+
+That is 1, 2 or 4 bytes for each, as the largest needs.  So a text is copied, not encoded, and may
+have any characters, lone surrogates too.  Beside them stand their number and their *bound*, the
+largest character that a str of its kind may have: 0x7f, 0xff, 0xffff or 0x10ffff.
+"""
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.string cimport memcpy
+
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX < 0x030C0000 /* later ones have no other strings */
+    #define sv_text_ready(text) PyUnicode_READY(text)
+    #else
+    #define sv_text_ready(text) 0
+    #endif
+    """
+    int sv_text_ready(object text) except -1
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    uint32_t PyUnicode_MAX_CHAR_VALUE(object text)
+    int PyUnicode_KIND(object text)
+    void *PyUnicode_DATA(object text)
+    object PyUnicode_New(Py_ssize_t size, uint32_t bound)
+    object PyUnicode_FromKindAndData(int kind, const void *characters, Py_ssize_t size)
+
+
+cdef inline Py_ssize_t width_of(uint32_t bound) noexcept:
+    """The bytes of a character; 0: there are no texts of this bound."""
+    if bound == 0x7f or bound == 0xff:
+        return 1
+    return 2 if bound == 0xffff else 4 if bound == 0x10ffff else 0
+
+
+cdef inline Py_ssize_t measure(object text, uint32_t *head) except -1:
+    """The bytes of a str's characters; writes their number and their bound to `head`."""
+    sv_text_ready(text)
+    cdef Py_ssize_t length = PyUnicode_GET_LENGTH(text)
+    head[0], head[1] = <uint32_t>length, PyUnicode_MAX_CHAR_VALUE(text)
+    return length * PyUnicode_KIND(text)
+
+
+cdef inline uint32_t _bits_of(const void *characters, Py_ssize_t nbytes, int kind) noexcept:
+    """The largest of characters, or a number that has as many bits or bytes."""
+    cdef const uint8_t *bytes = <const uint8_t *>characters
+    cdef const uint16_t *pairs = <const uint16_t *>characters
+    cdef const uint32_t *points = <const uint32_t *>characters
+    cdef uint32_t bits = 0
+    cdef Py_ssize_t i
+    # Without branches, so that the compiler can use vector instructions.
+    if kind == 1:
+        for i in range(nbytes):
+            bits |= bytes[i]
+    elif kind == 2:
+        for i in range(nbytes // 2):
+            bits |= pairs[i]
+    else:
+        for i in range(nbytes // 4):
+            bits = max(bits, points[i])
+    return bits
+
+
+cdef inline object text_of(const void *characters, Py_ssize_t length, uint32_t bound):
+    """A str of characters that other processes may write meanwhile; None: they are no text."""
+    cdef Py_ssize_t nbytes = length * width_of(bound)
+    cdef uint32_t smaller = 0x7f if bound == 0xff else 0xff if bound == 0xffff else 0xffff
+    cdef uint32_t bits
+    cdef object text
+    if nbytes == 0:
+        return "" if length == 0 else None
+    text = PyUnicode_New(length, bound)
+    memcpy(PyUnicode_DATA(text), characters, nbytes)
+    bits = _bits_of(PyUnicode_DATA(text), nbytes, PyUnicode_KIND(text))
+    if bits > bound:  # Python makes strings of such, which it cannot read
+        return None
+    if bound > 0x7f and bits <= smaller:
+        # Python takes for granted that no other kind of str equals one that it could be.
+        return PyUnicode_FromKindAndData(PyUnicode_KIND(text), PyUnicode_DATA(text), length)
+    return text
