@@ -1,5 +1,8 @@
 """Texts arrive as they do in SyncVectorEnv: of any characters, length and place."""
 
+import platform
+import subprocess
+import sys
 from contextlib import closing
 from functools import partial
 
@@ -134,3 +137,36 @@ def test_lone_surrogates_in_infos_are_not_pickled():
         envs.reset()
         envs.step(np.zeros(64, int))
         assert sum(worker.late for worker in envs.stats().workers) == 0
+
+
+MEMORY = """
+import resource
+import gymnasium as gym
+from shmvec import ShmVectorEnv
+
+class Tells(gym.Env):
+    observation_space, action_space = gym.spaces.Text(60_000), gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return "a" * 60_000, {}
+    def step(self, action):
+        return "a" * 60_000, 0.0, False, False, {}
+
+if __name__ == "__main__":
+    envs = ShmVectorEnv([Tells] * 64, num_workers=1)
+    for turn in range(25):
+        if turn == 5:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        observations = envs.reset()[0]
+        del observations
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 20)
+    envs.close()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+def test_the_memory_of_long_texts_is_used_again(tmp_path):
+    """64 texts of 60,000 bytes fill 940 pages: these are not new ones in each batch."""
+    script = tmp_path / "memory.py"
+    script.write_text(MEMORY)
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 100

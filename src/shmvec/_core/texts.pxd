@@ -15,14 +15,32 @@ cdef extern from *:
     #else
     #define sv_text_ready(text) 0
     #endif
+
+    static void sv_keep_freed_memory(void)
+    {
+        static _Atomic int kept;
+        if (!kept) {
+            void *volatile memory = malloc((32 << 20) - (64 << 10));
+            free(memory);
+            kept = 1;
+        }
+    }
     """
     int sv_text_ready(object text) except -1
+    # Has malloc keep memory that was freed.  By default glibc returns the end of the heap to the
+    # system as soon as 128 KB are free there: each batch of long texts would be written to new
+    # pages, which takes several times as long.  Freeing one large block, of no matter which use,
+    # moves that threshold to twice its size; 32 MB is the largest that does.
+    void sv_keep_freed_memory() noexcept
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     uint32_t PyUnicode_MAX_CHAR_VALUE(object text)
     int PyUnicode_KIND(object text)
     void *PyUnicode_DATA(object text)
     object PyUnicode_New(Py_ssize_t size, uint32_t bound)
     object PyUnicode_FromKindAndData(int kind, const void *characters, Py_ssize_t size)
+
+cdef enum:
+    MOST_POOLED = 512  # bytes, up to which Python's own pools have room for an object
 
 
 cdef inline Py_ssize_t width_of(uint32_t bound) noexcept:
@@ -36,6 +54,8 @@ cdef inline Py_ssize_t measure(object text, uint32_t *head) except -1:
     """The bytes of a str's characters; writes their number and their bound to `head`."""
     sv_text_ready(text)
     cdef Py_ssize_t length = PyUnicode_GET_LENGTH(text)
+    if length > MOST_POOLED:
+        sv_keep_freed_memory()
     head[0], head[1] = <uint32_t>length, PyUnicode_MAX_CHAR_VALUE(text)
     return length * PyUnicode_KIND(text)
 
@@ -68,6 +88,8 @@ cdef inline object text_of(const void *characters, Py_ssize_t length, uint32_t b
     cdef object text
     if nbytes == 0:
         return "" if length == 0 else None
+    if nbytes > MOST_POOLED:
+        sv_keep_freed_memory()
     text = PyUnicode_New(length, bound)
     memcpy(PyUnicode_DATA(text), characters, nbytes)
     bits = _bits_of(PyUnicode_DATA(text), nbytes, PyUnicode_KIND(text))
