@@ -130,6 +130,18 @@ def test_what_is_no_text_of_the_space_is_refused(bad):
         envs.reset()
 
 
+@pytest.mark.parametrize("letter", "a\u65e5")
+def test_long_texts_in_infos_stay_in_shared_memory(letter):
+    """The rings have room for as long texts as the spaces have."""
+    made = [partial(Tells, Text(64_000), [letter * 64_000])] * 8
+    with closing(ShmVectorEnv(made, num_workers=2)) as envs:
+        envs.reset()
+        for _ in range(5):
+            infos = envs.step(("a",) * 8)[-1]
+            assert infos["text"].tolist() == [letter * 64_000] * 8
+        assert sum(worker.late for worker in envs.stats().workers) == 0
+
+
 def test_lone_surrogates_in_infos_are_not_pickled():
     text = "\ud800" * 1700  # 5,100 bytes in a pickle, of 4,096 that an env has in the ring
     made = [partial(Tells, Discrete(2), [text])] * 64
@@ -137,6 +149,18 @@ def test_lone_surrogates_in_infos_are_not_pickled():
         envs.reset()
         envs.step(np.zeros(64, int))
         assert sum(worker.late for worker in envs.stats().workers) == 0
+
+
+def test_blocks_are_for_arrays():
+    """Texts are copied in any case, so workers write them once."""
+    for space, has_blocks in (
+        (Text(60_000), False),
+        (SPACES["beside arrays"], False),
+        (SPACES["beside large arrays"], True),
+    ):
+        made = [partial(Tells, space, ["a"])] * 4
+        with closing(ShmVectorEnv(made, num_workers=2)) as envs:
+            assert (envs.exchange.layout.num_blocks > 0) == has_blocks
 
 
 MEMORY = """

@@ -7,7 +7,7 @@ even where equal spaces list their keys in another order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -135,6 +135,15 @@ class Layout:
         """Bytes of a block for the observations of all envs."""
         return self._observations_nbytes(self.num_envs)
 
+    @property
+    def arrays_nbytes(self) -> int:
+        """Bytes of the arrays in the observations of all envs, which are of fixed size."""
+        leaves = _leaves(self.observation_space)
+        arrays = [leaf for leaf in leaves if not isinstance(leaf, spaces.Text)]
+        return self.num_envs * sum(
+            math.prod(_shape(leaf)) * np.dtype(leaf.dtype).itemsize for leaf in arrays
+        )
+
     def _observations_nbytes(self, rows: int) -> int:
         return nbytes_of(lambda place: self._observations(place, _nothing, rows))
 
@@ -152,6 +161,12 @@ class Layout:
         if not self.action_messages:
             return 0
         return _MESSAGE_BYTES + self._bytes_of_one(self.action_space)
+
+    @property
+    def longest_text(self) -> int:
+        """The most characters of a text in an observation or action; 0: there are no texts."""
+        leaves = (*_leaves(self.observation_space), *_leaves(self.action_space))
+        return max((leaf.max_length for leaf in leaves if isinstance(leaf, spaces.Text)), default=0)
 
     def _bytes_of_one(self, space: gym.Space[Any]) -> int:
         if not has_fixed_size(space):
@@ -310,6 +325,22 @@ def has_fixed_size(space: gym.Space[Any]) -> bool:
     return isinstance(
         space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Text)
     )
+
+
+def _leaves(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+    """The spaces of which a space consists, however deep."""
+    parts: Iterable[gym.Space[Any]]
+    if isinstance(space, spaces.Dict):
+        parts = space.spaces.values()
+    elif isinstance(space, (spaces.Tuple, spaces.OneOf)):
+        parts = space.spaces
+    elif isinstance(space, spaces.Sequence):
+        parts = (space.feature_space,)
+    else:
+        yield space
+        return
+    for part in parts:
+        yield from _leaves(part)
 
 
 def check_shared_memory(space: gym.Space[Any]) -> None:

@@ -37,8 +37,9 @@ __all__ = ["Agreement", "Assembly", "agree", "agreed_spaces", "assemble", "worke
 
 _INFO_BYTES_PER_ENV = 4096
 _INFO_BYTES_LEAST = 65536
+_TEXT_RING_MOST = 1 << 24  # to which the length of texts enlarges a ring
 _MESSAGE_RING_MOST = 1 << 28  # larger messages go through the channel
-# The bytes of a batch's observations from which on there are blocks for them, and limits to blocks.
+# The bytes of a batch's observations, less texts, from which on there are blocks; limits to blocks.
 _BLOCK_BYTES_LEAST = 1 << 16
 _BLOCKS_BYTES_MOST = 1 << 26
 _BLOCKS_MOST = 4
@@ -107,15 +108,18 @@ def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> 
     # Where faults are handled, an env whose results are lost returns its previous ones.
     num_frames = (num_buffers if leasing else 1) + int(not settings.faults.raises)
     layout = replace(layout, num_frames=num_frames)
-    if settings.copy and not layout.observation_messages:
+    # Texts are copied wherever they lie.
+    if (
+        settings.copy
+        and not layout.observation_messages
+        and layout.arrays_nbytes >= _BLOCK_BYTES_LEAST
+    ):
         layout = replace(layout, num_blocks=_num_blocks(layout.block_nbytes))
     return Agreement(spaces, dict(built[0].metadata), built[0].render_mode, layout, leasing)
 
 
 def _num_blocks(nbytes: int) -> int:
     """The number of blocks of ``nbytes``: none, or several: one is written while one is used."""
-    if nbytes < _BLOCK_BYTES_LEAST:
-        return 0
     affordable = min(_BLOCKS_MOST, _BLOCKS_BYTES_MOST // nbytes)
     return affordable if affordable >= 2 else 0
 
@@ -186,6 +190,9 @@ def _reserve(
     """Reserves a segment; returns its sizes, its descriptor and its mapping."""
     most_envs = max(len(envs) for envs in workers.ranges)
     info_bytes = most_envs * (_INFO_BYTES_PER_ENV + 2 * layout.observation_message_bytes)
+    # Where spaces have texts infos have, too: as long, and of two bytes a character or one, mostly.
+    with_texts = info_bytes + most_envs * 2 * layout.longest_text
+    info_bytes = max(info_bytes, min(with_texts, _TEXT_RING_MOST))
     action_bytes = most_envs * 2 * layout.action_message_bytes
     sizes = (
         len(workers.ranges),
