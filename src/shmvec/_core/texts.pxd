@@ -10,6 +10,7 @@ from libc.string cimport memcpy
 
 cdef extern from *:
     """
+    #include <stdatomic.h>
     #if PY_VERSION_HEX < 0x030C0000 /* later ones have no other strings */
     #define sv_text_ready(text) PyUnicode_READY(text)
     #else
@@ -19,10 +20,11 @@ cdef extern from *:
     static void sv_keep_freed_memory(void)
     {
         static _Atomic int kept;
-        if (!kept) {
+        /* relaxed (both): that another thread does so as well costs a call, and no more. */
+        if (!atomic_load_explicit(&kept, memory_order_relaxed)) {
             void *volatile memory = malloc((32 << 20) - (64 << 10));
             free(memory);
-            kept = 1;
+            atomic_store_explicit(&kept, 1, memory_order_relaxed);
         }
     }
     """
