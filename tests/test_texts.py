@@ -84,7 +84,7 @@ def plain(value):
         return {key: plain(part) for key, part in value.items()}
     if isinstance(value, tuple):
         return tuple(plain(part) for part in value)
-    return str(value) if isinstance(value, str) else value
+    return "".join(value) if isinstance(value, str) else value  # np.str_'s str() cuts zeros off
 
 
 @settings(deadline=None, max_examples=25)
