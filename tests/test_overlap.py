@@ -1,5 +1,6 @@
 """``overlap=``, and envs of coroutines: several envs of a worker at once, with equal results."""
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -18,6 +19,7 @@ from envs import Counter, Infos, Spaces
 from equality import MODES, same, sync_env
 from gymnasium.vector.utils import concatenate, create_empty_array
 from overlapping import (
+    DEADLINE,
     DIE,
     HANG,
     RAISE,
@@ -200,8 +202,9 @@ def test_an_env_that_fails_takes_nothing_with_it(kind, tmp_path):
 
 
 @KINDS
-def test_an_env_lives_in_one_thread(kind):
-    with closing(made(kind, [Waiter] * 4)) as envs:
+@pytest.mark.parametrize("overlap", [16, 2])
+def test_an_env_lives_in_one_thread(kind, overlap):
+    with closing(made(kind, [Waiter] * 4, overlap)) as envs:
         envs.reset(seed=0)
         envs.step([0, 0, 0, 0])
         where = envs.call("where")
@@ -253,6 +256,82 @@ def test_faults_are_cured(kind, cure):
             envs.step([0] * 4)
         envs.reset(seed=0)
         assert envs.step([1] * 4)[1].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("overlap", [None, 2])
+def test_a_wrapper_that_passes_coroutines_on(overlap):
+    with closing(ShmVectorEnv([lambda: gym.Wrapper(AsyncWaiter())] * 4, overlap=overlap)) as envs:
+        envs.reset(seed=0)
+        assert envs.step([0] * 4)[4]["count"].tolist() == [1] * 4
+
+
+class HalfAsync(Counter):
+    async def later(self):
+        await asyncio.sleep(0)
+
+
+def test_a_thread_has_no_event_loop():
+    with closing(ShmVectorEnv([HalfAsync] * 4, overlap=4, num_workers=2)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(TypeError, match="returned something to be awaited"):
+            envs.call("later")
+        envs.step([0] * 4)
+
+
+class Unreadable:
+    def __reduce__(self):
+        return _fail, ()
+
+
+def _fail():
+    raise LookupError("cannot be read")
+
+
+@KINDS
+def test_a_worker_that_breaks_does_not_wait_for_its_envs(kind):
+    with closing(made(kind, [Waiter] * 4)) as envs:
+        envs.reset(seed=0)
+        envs.send([HANG], [0])
+        with pytest.raises(WorkerCrashError):
+            envs.exchange.call("where", (Unreadable(),), envs=[1])
+
+
+class BackgroundExit(AsyncCounter):
+    async def step(self, action):
+        if action == 3:
+            self.task = asyncio.create_task(self._exit())
+            await asyncio.sleep(DEADLINE)
+        return await super().step(action)
+
+    async def _exit(self):
+        raise SystemExit(5)
+
+
+def test_a_task_that_exits_is_a_crash():
+    faults = FaultPolicy(on_error="reset", on_crash="restart", backoff_s=0)
+    with closing(ShmVectorEnv([BackgroundExit] * 3, num_workers=1, faults=faults)) as envs:
+        envs.reset(seed=0)
+        assert envs.step([0, 3, 0])[3].all()
+        counts = envs.stats().faults
+        assert (counts.crashes, counts.errors) == (1, 0)
+
+
+class HeedsNothing(AsyncWaiter):
+    """Returns as usual, once it is cancelled."""
+
+    async def step(self, action):
+        try:
+            return await super().step(action)
+        except asyncio.CancelledError:
+            return self._end(action)
+
+
+def test_an_env_that_was_cancelled_is_over_its_limit_whatever_it_returns():
+    faults = FaultPolicy(on_timeout="reset", step_timeout=0.3)
+    with closing(ShmVectorEnv([HeedsNothing] * 2, num_workers=1, faults=faults)) as envs:
+        envs.reset(seed=0)
+        assert envs.step([HANG, 0])[3].tolist() == [True, False]
+        assert envs.stats().faults.timeouts == 1
 
 
 @KINDS
@@ -364,7 +443,7 @@ def test_an_env_that_uses_signals_is_told_so():
         envs.reset(seed=0)
         with pytest.raises(ValueError, match="signal only works in main thread") as caught:
             envs.step([0] * 4)
-        assert "leave overlap= out" in "".join(caught.value.__notes__)
+        assert "leave both out" in "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize(
@@ -440,6 +519,12 @@ def test_auto_learns_from_what_envs_leave_of_a_core(monkeypatch):
             pass
 
         def execute_by(self, executor):
+            pass
+
+        def begin(self, i, doing, since):
+            pass
+
+        def end(self, i):
             pass
 
     envs = [Counter() for _ in range(16)]

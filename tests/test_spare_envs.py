@@ -13,7 +13,9 @@ from equality import MODES, same
 from tables import deep
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv
-from shmvec.faults import restart_seed
+from shmvec.exchange import HostedEnv
+from shmvec.faults import derived_seed, restart_seed
+from shmvec.planning import PlanningVectorEnv
 
 DEADLINE = 30.0
 
@@ -79,7 +81,7 @@ class Played:
         if seed is not None:
             self.seed, self.since = seed, self.episode
         elif options is None:
-            seed = restart_seed(self.seed, self.episode - self.since)
+            seed = derived_seed(self.seed, 0, self.episode - self.since)
         return self.env.reset(seed=seed, options=options)
 
 
@@ -179,6 +181,154 @@ def test_a_coroutine_that_hangs_ahead_is_cancelled():
         assert envs.stats().faults.timeouts > 0 and envs.processes[0] is process
 
 
+class Lingers(AsyncNoted):
+    """Its second reset takes a while to heed that it is cancelled."""
+
+    inside = False
+
+    async def reset(self, *, seed=None, options=None):
+        assert not self.inside, "it is still in reset()"
+        self.inside = True
+        try:
+            result = Noted.reset(self, seed=seed, options=options)
+            if self.resets == 2:
+                try:
+                    await asyncio.sleep(DEADLINE)
+                finally:
+                    await asyncio.sleep(0.3)
+            return result
+        finally:
+            self.inside = False
+
+
+def test_a_copy_does_one_thing_at_a_time():
+    faults = FaultPolicy(on_timeout="reset", reset_timeout=0.3, max_restarts=100)
+    with closing(made(Lingers, 1, 1, num_workers=1, faults=faults)) as envs:
+        envs.reset(seed=0)
+        for _ in range(12):
+            envs.step([0])
+        counts = envs.stats().faults
+        assert counts.timeouts == 2 and counts.errors == 0  # of two copies
+
+
+class Slow(AsyncNoted):
+    async def reset(self, *, seed=None, options=None):
+        await asyncio.sleep(0.4)
+        return Noted.reset(self, seed=seed, options=options)
+
+
+def test_only_the_reset_that_runs_counts_for_the_limit():
+    with closing(made(Slow, 2, 1, num_workers=1, reset_timeout=0.7)) as envs:
+        for seed in range(4):
+            envs.reset(seed=seed)
+
+
+class SecondHangs(Noted):
+    """Every second one that a process makes hangs in its reset."""
+
+    made = 0
+
+    def __init__(self):
+        SecondHangs.made += 1
+        super().__init__(length=9, hangs=1 if SecondHangs.made % 2 == 0 else 99)
+
+    def reset(self, *, seed=None, options=None):
+        if self.hangs == 1:
+            time.sleep(DEADLINE)
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_copy_that_does_not_come_back_is_not_closed(num_workers, monkeypatch):
+    monkeypatch.setattr("shmvec._processes.overlap.PATIENCE_S", 0.3)
+    envs = ShmVectorEnv([SecondHangs] * 2, spare_envs=1, num_workers=num_workers, context="fork")
+    envs.reset(seed=0)
+    with pytest.raises(TimeoutError, match="not closed"):
+        envs.close()
+    assert envs.closed
+
+
+class Level(Counter):
+    """Shows a level that its reset has read."""
+
+    level = 0
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed, options=options)
+        return observation, {"level": self.level}
+
+
+@pytest.mark.parametrize("spare_envs", [1, 3])
+def test_what_is_set_holds_from_the_next_episode_on(spare_envs):
+    with closing(ShmVectorEnv([Level] * 2, spare_envs=spare_envs, num_workers=1)) as envs:
+        envs.reset(seed=0)
+        for level in (3, 7):
+            envs.set_attr("level", [level] * 2)
+            for _ in range(4):
+                assert envs.reset()[1]["level"].tolist() == [level] * 2
+
+
+def test_seeds_of_episodes_and_of_restarts_differ():
+    seeds = [derived_seed(5, 0, n) for n in range(1, 100)]
+    assert len({*seeds, *(restart_seed(5, n) for n in range(100))}) == 199
+    assert derived_seed(-5, 0, 1) != derived_seed(5, 0, 1) and derived_seed(None, 1) is None
+
+
+class TakesNegativeSeeds(Noted):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=None if seed is None else abs(seed), options=options)
+
+
+def test_negative_seeds():
+    with closing(ShmVectorEnv([TakesNegativeSeeds] * 2, spare_envs=1, num_workers=1)) as envs:
+        envs.reset(seed=[-1, -2])
+        for _ in range(9):
+            envs.step([0, 0])
+
+
+class Another(Counter):
+    """Each one that a process makes has larger observations than the one before."""
+
+    made = 0
+
+    def __init__(self):
+        Another.made += 1
+        super().__init__(size=3 + Another.made)
+
+
+def test_all_copies_have_the_same_spaces():
+    with pytest.raises(RuntimeError, match="observation space of env 0"):
+        ShmVectorEnv([Another], spare_envs=1, num_workers=1, context="fork")
+
+
+def test_the_same_env_twice():
+    env = Counter()
+    with pytest.raises(ValueError, match=r"env_fns\[0\] and env_fns\[0\] returned the same env"):
+        ShmVectorEnv([lambda: env], spare_envs=1, num_workers=1, context="fork")
+
+
+class OnlyOne(Counter):
+    made = False
+
+    def __init__(self):
+        if OnlyOne.made:
+            raise RuntimeError("one a process")
+        OnlyOne.made = True
+        super().__init__()
+
+
+def test_a_process_that_can_hold_only_one():
+    with pytest.raises(RuntimeError, match="one a process") as caught:
+        ShmVectorEnv([OnlyOne], spare_envs=1, num_workers=1, context="fork")
+    assert "another copy of env 0" in "".join(caught.value.__notes__)
+
+
+def test_planning_takes_neither_copies_nor_threads():
+    for options in ({"spare_envs": 1}, {"overlap": 2}):
+        with pytest.raises(TypeError, match="all rows of one share an env"):
+            PlanningVectorEnv(lambda: gym.make("CartPole-v1"), n_workers=1, **options)
+
+
 @KINDS
 def test_closing_while_copies_are_reset(kind):
     envs = made(kind, 2, 1, hangs=2, num_workers=1)
@@ -205,3 +355,5 @@ def test_wrappers_with_a_record_of_all_episodes_are_refused(name):
     wrapper = getattr(gym.wrappers, name)
     with pytest.raises(ValueError, match=f"in a {name}, which keeps a record of all episodes"):
         ShmVectorEnv([lambda: wrapper(Counter())] * 2, spare_envs=1, num_workers=1)
+    with pytest.raises(ValueError, match=f"in a {name}"):
+        ShmVectorEnv([lambda: HostedEnv(wrapper(Counter()))], spare_envs=1, num_workers=1)

@@ -161,7 +161,7 @@ def of_action(index: int, env: Any, action: Any) -> str:
 def of_thread(error: BaseException) -> str:
     """What to do about an env that raised because it is not in its process's main thread."""
     if isinstance(error, ValueError) and "main thread" in str(error):
-        return "With overlap= each env lives in a thread of its own: leave overlap= out."
+        return "With overlap= or spare_envs= each env lives in a thread of its own: leave both out."
     return ""
 
 

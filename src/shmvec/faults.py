@@ -32,6 +32,7 @@ __all__ = [
     "TooManyFaultsError",
     "WorkerCrashError",
     "add_note",
+    "derived_seed",
     "log_as_gymnasium_does",
     "raise_failures",
     "restart_seed",
@@ -239,9 +240,15 @@ def restart_seed(seed: int | None, restarts: int) -> int | None:
     Returns:
         Another seed, the same one each time; None if there was none.
     """
+    return derived_seed(seed, restarts)
+
+
+def derived_seed(seed: int | None, *numbers: int) -> int | None:
+    """A seed that follows from another one and from numbers; None if there is no other."""
     if seed is None:
         return None
-    return int(np.random.SeedSequence([seed, restarts]).generate_state(1)[0] >> 1)
+    words = [abs(seed), *numbers, *([1] if seed < 0 else [])]  # an env may take negative seeds
+    return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
 
 class RemoteTraceback(Exception):

@@ -273,9 +273,10 @@ def test_one_worker_of_two(gate, capsys):
     with vector_env(gate, 2, num_workers=2) as envs:
         envs.reset(seed=0)
         pid = envs.processes[1].pid
-        until_there(envs, "(it runs no Python code of an env's)")
+        until_there(envs, "(the main thread runs no Python code of an env's)")
         assert main(["stacks", str(pid)]) == 0
-        out = f"worker 1 (env 1), process {pid}:\n(it runs no Python code of an env's)\n\n"
+        what = "(the main thread runs no Python code of an env's)"
+        out = f"worker 1 (env 1), process {pid}:\n{what}\n\n"
         assert capsys.readouterr().out == out
 
 

@@ -582,10 +582,10 @@ class OverlappedLoop(WorkerLoop):
         """Announces that this worker sleeps on its alarm; False: it has requests to serve."""
     def awake(self) -> None:
         """Ends what ``sleep`` has announced, whatever that returned."""
-    def begin(self, i: int, doing: str) -> None:
-        """Publishes what env i begins; called where the env runs."""
+    def begin(self, i: int, doing: str, since: int) -> None:
+        """Publishes what env i does since when, in ns of the monotonic clock."""
     def end(self, i: int) -> None:
-        """Publishes that env i is done; called where the env runs."""
+        """Publishes that env i is done."""
     def finish(self, i: int, outcome: Any = None) -> None:
         """Notes that env i has come to its end; answers its request if it was the last one."""
     def close(self) -> None:

@@ -96,13 +96,12 @@ cdef class OverlappedLoop(WorkerLoop):
         sv_bell_awake(self.bell)
         sv_ring_announce(&self.completions)  # the parent may wait because of a damaged tail
 
-    def begin(self, Py_ssize_t i, str doing):
-        """Publishes what env i begins; called where the env runs."""
-        sv_busy_begin(&self.timings[i].activity, sv_busy(self.first_env + i, DOING[doing]),
-                      sv_now_ns())
+    def begin(self, Py_ssize_t i, str doing, int64_t since):
+        """Publishes what env i does since when, by the monotonic clock."""
+        sv_busy_begin(&self.timings[i].activity, sv_busy(self.first_env + i, DOING[doing]), since)
 
     def end(self, Py_ssize_t i):
-        """Publishes that env i is done; called where the env runs."""
+        """Publishes that env i is done."""
         sv_busy_begin(&self.timings[i].activity, 0, 0)
 
     def finish(self, Py_ssize_t i, outcome=None):

@@ -21,10 +21,10 @@ from shmvec._memory.layout import Layout, misfit
 from shmvec._processes.control import Attachment, Late, Report
 from shmvec._processes.overlap import (
     Alarm,
-    EnvCoroutines,
     EnvThreads,
     Executor,
     Overlap,
+    Result,
     called,
     copies_of,
     is_asynchronous,
@@ -97,6 +97,7 @@ class EnvHost:
         spare_envs: int = 0,
         *,
         in_caller: bool = False,
+        limit: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepares a host for the envs ``first_env`` and up.
 
@@ -107,7 +108,9 @@ class EnvHost:
             overlap: The option of this name.
             spare_envs: Likewise.
             in_caller: Whether this is the caller's process.
+            limit: Limits the threads of libraries; called in each thread of an env.
         """
+        self._limit = limit
         self._overlap, self._num_copies, self._in_caller = overlap, 1 + spare_envs, in_caller
         self._executor: Executor | None = None  # where envs live; None: in the calling thread
         self._copies: list[gym.Env[Any, Any]] = []  # those of each env, one after the other
@@ -128,14 +131,18 @@ class EnvHost:
             first_built: Called once the first env is built.
         """
         seen: dict[int, tuple[int, Any]] = {}
-        if self._overlap not in (None, 1) or self._num_copies > 1:
-            self._executor = EnvThreads(self._most(1), len(env_fns))
+        at_once = self._overlap not in (None, 1) or self._num_copies > 1
+        # Coroutines live in the main thread. Of a function that makes an env that is known later.
+        if at_once and not any(is_asynchronous(getattr(each, "func", each)) for each in env_fns):
+            self._executor = EnvThreads(self._most(1), len(env_fns), self._limit)
+        index = self.first_env
         try:
             for lane in range(len(env_fns) * self._num_copies):
                 index = self.first_env + lane // self._num_copies
                 env_fn = env_fns[lane // self._num_copies]
-                env = self._there(lane, partial(self._made, env_fn))
+                env = self._there(lane, partial(self._made, env_fn, lane))
                 end_forks()
+                self._copies.append(env)
                 wrong = _what_is_wrong(env)
                 if wrong:
                     raise TypeError(f"env_fns[{index}]() returned a {wrong}")
@@ -146,8 +153,8 @@ class EnvHost:
                         "more, without caller_steps)"
                     )
                 itself = _unwrapped(env)
-                first_index, _ = seen.setdefault(id(itself), (index, itself))
-                if first_index != index:
+                if id(itself) in seen:
+                    first_index = seen[id(itself)][0]
                     raise ValueError(
                         f"env_fns[{first_index}] and env_fns[{index}] returned the same env: the "
                         "same instance, instead of different objects, which would be stepped "
@@ -155,16 +162,16 @@ class EnvHost:
                         "`lambda: env`. (With num_workers=num_envs each has a process, and so a "
                         "copy, of its own.)"
                     )
+                seen[id(itself)] = index, itself
                 if self._num_copies > 1:
                     refuse_records(index, env)
-                self._copies.append(env)
                 if lane % self._num_copies == 0:
                     self.envs.append(env)
                 if lane == 0:
                     first_built()
         except BaseException as error:
             end_forks()
-            failure = self._failure(self.first_env + len(self.envs), "make", error)
+            failure = self._failure(index, "make", error)
             self.close()
             return failure
         first = self.envs[0]
@@ -174,8 +181,8 @@ class EnvHost:
             dict(getattr(first, "metadata", None) or {}),
             getattr(first, "render_mode", None),
             [
-                (self.first_env + i, which, getattr(env, which))
-                for i, env in enumerate(self.envs)
+                (self.first_env + lane // self._num_copies, which, getattr(env, which))
+                for lane, env in enumerate(self._copies)
                 for which in ("observation_space", "action_space")
                 if getattr(env, which) != getattr(first, which)
             ],
@@ -191,13 +198,19 @@ class EnvHost:
         """Makes a call where a copy of an env lives."""
         return call() if self._executor is None else self._executor.run(lane, call)
 
-    def _made(self, env_fn: EnvFn) -> gym.Env[Any, Any]:
+    def _made(self, env_fn: EnvFn, lane: int) -> gym.Env[Any, Any]:
         """Calls an env_fn; returns its env."""
         try:
             return env_fn()
         except Exception as error:
-            index = self.first_env + len(self.envs)
-            if self.envs:
+            index = self.first_env + lane // self._num_copies
+            if lane % self._num_copies:
+                note = (
+                    f"This is another copy of env {index}, which was built before: if a process "
+                    "can hold only one, leave spare_envs out."
+                )
+                add_note(error, note)
+            elif self.envs:
                 note = (
                     f"Env {index} was not the first in its process: "
                     "envs of which a process can hold only one (emulators, simulators with global "
@@ -223,6 +236,8 @@ class EnvHost:
         if any(map(is_asynchronous, self.envs)):
             if self._executor is not None:
                 self._executor.end()
+            from shmvec._processes.event_loop import EnvCoroutines  # others need no asyncio
+
             self._executor = EnvCoroutines(self._most(len(self.envs)), len(self.envs))
         executor = self._executor
         copies = copies_of(self._copies, steppers, self._num_copies)
@@ -324,10 +339,10 @@ class EnvHost:
         else:
             self._loop.take_rollouts(self._layout.results_in(memory, *parts))
 
-    def _called(self, call: Call) -> Callable[[int], tuple[Any, BaseException | None]]:
+    def _called(self, call: Call) -> Callable[[int], Result]:
         """A function that has an env carry out a call: it returns the value, and the error."""
 
-        def outcome(i: int) -> tuple[Any, BaseException | None]:
+        def outcome(i: int) -> Result:
             assert self._loop is not None
             self._loop.begin_call(self.first_env + i)
             try:
@@ -340,9 +355,7 @@ class EnvHost:
 
         return outcome
 
-    def results_of(
-        self, call: Call, outcome: Callable[[int], tuple[Any, BaseException | None]]
-    ) -> list[Any]:
+    def results_of(self, call: Call, outcome: Callable[[int], Result]) -> list[Any]:
         """A packed result or a Failure for each env, from what it has returned and raised."""
         pack = self.mailbox.packer(call.lent)
         results: list[Any] = [None] * len(self.envs)

@@ -2,8 +2,7 @@
 
 An executor runs what the worker's loop has envs begin, and gives it replays of the envs in their
 place: see ``shmvec._core.overlap``. ``EnvThreads`` keeps a thread for each env, in which the env is
-built, used and closed. ``EnvCoroutines`` has one event loop for envs whose ``step`` or ``reset`` is
-a coroutine function.
+built, used and closed. ``event_loop`` has the executor of envs of coroutine functions.
 
 With ``spare_envs=k`` an env of the vector env is played by k + 1 copies in turn: its episode n by
 copy n mod (k + 1). As an episode begins, the copies of the next k episodes are reset, so that the
@@ -12,27 +11,25 @@ next one begins at once when it ends. What episodes show does not depend on whet
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
-from time import monotonic_ns, process_time_ns
+from queue import Empty, SimpleQueue
+from time import monotonic, monotonic_ns, process_time_ns
 from typing import Any, Protocol
 
 import gymnasium as gym
 
 from shmvec._core import OverlappedLoop, copied, end_forks
-from shmvec.faults import EnvTimeoutError, restart_seed
+from shmvec.faults import derived_seed
 
 __all__ = [
     "Alarm",
     "Copy",
-    "EnvCoroutines",
     "EnvThreads",
     "Executor",
     "Outcome",
@@ -55,6 +52,7 @@ _RECORDS = (
 # Each thread that waits for the interpreter wakes once in a switch interval, to no avail: with 500
 # of them and the default of 5 ms, two thirds of a core went into that.
 _SWITCH_S = 0.0001  # a thread
+PATIENCE_S = 10.0  # for a reset that was made ahead, as envs are closed
 _AWAKE = 0.7  # of a core: a process that uses less has room for more envs at once
 
 
@@ -78,8 +76,13 @@ class Alarm(Protocol):
 
 
 def is_asynchronous(env: Any) -> bool:
-    """Whether an env's ``step`` or ``reset`` is a coroutine function."""
-    return any(map(inspect.iscoroutinefunction, (env.step, env.reset)))
+    """Whether the ``step`` or ``reset`` of an env, its class or an env within is a coroutine's."""
+    while env is not None:
+        methods = getattr(env, "step", None), getattr(env, "reset", None)
+        if any(map(inspect.iscoroutinefunction, methods)):
+            return True
+        env = env.env if isinstance(env, gym.Wrapper) else None
+    return False
 
 
 Result = tuple[Any, BaseException | None]  # what a call has returned, and raised
@@ -91,11 +94,15 @@ Outcome = tuple[Any, BaseException | None, tuple[int, int]]
 class Copy:
     """An env: the only one in its place, or one of several that play its episodes in turn.
 
+    It does one thing at a time.
+
     Attributes:
         env: The env.
         stepper: What has its ``step``: the env, or its compiled wrappers.
         lane: Where it lives: its number among all copies.
         following: The copy that plays the episode after; None: it is the only one.
+        running: The work that is being done.
+        queue: The work that follows.
         promised: The episode, and its seed, for which it is or was reset ahead.
         ahead: The outcome of that.
     """
@@ -104,16 +111,10 @@ class Copy:
     stepper: Any
     lane: int
     following: Copy | None = None
+    running: Work | None = None
+    queue: deque[Work] = field(default_factory=deque)
     promised: tuple[int, int | None] | None = None
     ahead: Outcome | None = None
-
-    def reset(self, promised: tuple[int, int | None] | None, arguments: dict[str, Any]) -> Any:
-        """Takes the reset that was made ahead for this episode; else makes it."""
-        ahead, self.ahead = self.ahead, None
-        if ahead is None or promised is None or promised != self.promised:
-            return self.env.reset(**arguments)
-        value, error, _ = ahead
-        return value if error is None else _raise(error)
 
 
 def copies_of(envs: Sequence[Any], steppers: Sequence[Any], number: int) -> list[list[Copy]]:
@@ -131,14 +132,14 @@ def copies_of(envs: Sequence[Any], steppers: Sequence[Any], number: int) -> list
 
 def refuse_records(index: int, env: Any) -> None:
     """Raises ValueError for an env with a wrapper that keeps a record of all its episodes."""
-    while isinstance(env, gym.Wrapper):
+    while env is not None:
         if isinstance(env, _RECORDS):
             raise ValueError(
                 f"env_fns[{index}]() returned an env in a {type(env).__name__}, which keeps a "
                 "record of all episodes: with spare_envs they are played by several copies, each "
                 "with a record of its own. Wrap the vector env, or leave spare_envs out."
             )
-        env = env.env
+        env = vars(env).get("env") if hasattr(env, "__dict__") else None
 
 
 @dataclass(eq=False)
@@ -146,13 +147,14 @@ class Work:
     """A call of a copy.
 
     Attributes:
-        i: The place of its env among the worker's; -1: the reset is made ahead.
+        i: The place of its env among the worker's; -1: a reset that is made ahead.
         what: "step", "reset" or "call".
         copy: The copy.
         function: What is called.
         arguments: With what.
         call: The command of a "call".
-        began: When it began; 0: not yet.
+        promised: Of a reset: the episode and seed for which it may have been made ahead.
+        began: When it began.
     """
 
     i: int
@@ -161,6 +163,7 @@ class Work:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     call: Any = None
+    promised: tuple[int, int | None] | None = None
     began: int = 0
 
 
@@ -214,6 +217,7 @@ class Executor:
         # When a measurement began, in two clocks, and how many envs are still to end in it.
         self._window: tuple[int, int, int] | None = None
         self.loop: OverlappedLoop
+        self._copies: Sequence[Sequence[Copy]] = ()
         self.replays = [Replay() for _ in range(num_envs)]
 
     def attach(
@@ -229,6 +233,8 @@ class Executor:
         self._episodes = [-1] * self._num_envs
         # The last seed that a reset was given, and the episode that it began.
         self._seeded: list[tuple[int | None, int]] = [(None, 0)] * self._num_envs
+        self._given = [False] * self._num_envs  # whether the last reset was given something
+        self._looks_ahead = [True] * self._num_envs
         loop.execute_by(self)
 
     # ---- which envs are busy -----------------------------------------------------------------
@@ -278,60 +284,101 @@ class Executor:
         self.replays[i].outcomes.clear()
         if what == "step":
             copy = self._now(i)
-            self.launch(Work(i, what, copy, copy.stepper.step, (argument,)))
+            self._launch(Work(i, what, copy, copy.stepper.step, (argument,)))
         elif what == "reset":
             self._begin_reset(i, argument)
         else:
             self._call(i, argument, self._now(i))
 
     def _call(self, i: int, call: Any, copy: Copy) -> None:
-        self.launch(Work(i, "call", copy, call.run, (copy.env, self._first_env + i), call))
+        self._launch(Work(i, "call", copy, call.run, (copy.env, self._first_env + i), call))
 
     def _begin_reset(self, i: int, arguments: dict[str, Any]) -> None:
         """Begins the next episode."""
         self._episodes[i] += 1
-        copy = self._now(i)
-        promised = None
-        if len(self._copies[i]) > 1:
+        copy, promised = self._now(i), None
+        if copy.following is not None:
             seed = arguments.get("seed")
+            given = seed is not None or bool(arguments.get("options"))
+            # Where all resets are given seeds, none is made ahead.
+            self._looks_ahead[i] = not (given and self._given[i])
+            self._given[i] = given
             if seed is not None:
                 self._seeded[i] = seed, self._episodes[i]
-            elif not arguments.get("options"):
+            if given:
+                copy.queue.clear()
+                if copy.running is not None:
+                    self.abandon(copy.running)
+            else:
                 promised = self._promise(i, self._episodes[i])
                 arguments = _seeded(promised)
-        work = Work(i, "reset", copy, copy.reset, (promised, arguments))
-        if len(self._copies[i]) > 1:  # it may have to wait for what the copy is doing
-            work.began = monotonic_ns()
-            self.loop.begin(i, "reset")
-        self.launch(work)
+        function = partial(copy.env.reset, **arguments)
+        self._launch(Work(i, "reset", copy, function, (), promised=promised))
 
     def _promise(self, i: int, episode: int) -> tuple[int, int | None]:
         """An episode, and the seed for it that follows from the last one that was given."""
         seed, since = self._seeded[i]
-        return episode, restart_seed(seed, episode - since)
+        return episode, derived_seed(seed, 0, episode - since)
 
     def _reset_ahead(self, i: int) -> None:
         """Has the copies of the next episodes reset, once each."""
         copies, episode = self._copies[i], self._episodes[i]
-        for later in range(episode + 1, episode + len(copies)):
+        for later in range(episode + 1, episode + len(copies)) if self._looks_ahead[i] else ():
             copy, promised = copies[later % len(copies)], self._promise(i, later)
             if copy.promised != promised:
-                copy.promised = promised
-                self.launch(Work(-1, "reset", copy, copy.reset, (None, _seeded(promised))))
+                copy.promised, copy.ahead = promised, None
+                function = partial(copy.env.reset, **_seeded(promised))
+                self._launch(Work(-1, "reset", copy, function, (), promised=promised))
+
+    def _launch(self, work: Work) -> None:
+        """Has work done after what its copy has to do before."""
+        copy = work.copy
+        copy.queue.append(work)
+        if copy.running is None:
+            self._go_on(copy)
+        elif work.i >= 0:  # what it waits for is what takes its time
+            self.loop.begin(work.i, "reset", copy.running.began)
+
+    def _go_on(self, copy: Copy) -> None:
+        """Begins the next thing that a copy has to do."""
+        if not copy.queue:
+            return
+        work = copy.running = copy.queue.popleft()
+        work.began = monotonic_ns()
+        if work.i >= 0:
+            self.loop.begin(work.i, work.what, work.began)
+            ahead = copy.ahead
+            if work.what == "reset":
+                copy.ahead = None
+                if ahead is not None and work.promised == copy.promised is not None:
+                    self.deliver(work, (*ahead[:2], (work.began, work.began)))
+                    return
+        self.launch(work)
 
     def launch(self, work: Work) -> None:
-        """Has work done where its copy lives, after what that was asked before, and ``ended``."""
+        """Has work done where its copy lives, and ``deliver`` called."""
         raise NotImplementedError
+
+    def deliver(self, work: Work, outcome: Outcome) -> None:
+        """Has ``ended`` called soon, in the loop's thread."""
+        raise NotImplementedError
+
+    def abandon(self, work: Work) -> None:
+        """Ends work whose outcome is of no use, where that can be done."""
 
     def ended(self, work: Work, outcome: Outcome) -> None:
         """Takes the outcome of work, in the loop's thread."""
-        i = work.i
+        i, copy = work.i, work.copy
+        if copy.running is work:
+            copy.running = None
+            if i < 0 and work.promised == copy.promised:
+                copy.ahead = outcome
+            self._go_on(copy)
         if i < 0:
             return
+        self.loop.end(i)
         if work.what == "call":
-            later = work.copy.following if work.call.for_copies else None
-            if later is not None and later is not self._now(i) and outcome[1] is None:
-                self._call(i, work.call, later)
+            if not self._has_called(work, outcome):
                 return
         else:
             self.replays[i].outcomes.append(outcome)
@@ -350,34 +397,21 @@ class Executor:
             self._reset_ahead(i)
         self._finish(i, outcome)
 
-    async def _done(self, work: Work, before: asyncio.Future[Any] | None = None) -> Outcome:
-        """Calls what work says, after a future, and waits for what can be awaited."""
-        i, value, error = work.i, None, None
-        if i >= 0:
-            self.loop.begin(i, work.what)
-        work.began = work.began or monotonic_ns()
-        try:
-            if before is not None:
-                await asyncio.wait([before])
-            value = work.function(*work.arguments)
-            if inspect.isawaitable(value):
-                value = await value
-        except BaseException as raised:
-            error = self._meant(work, raised)
-        ended = monotonic_ns()
-        end_forks()
-        if i >= 0:
-            self.loop.end(i)
-        else:
-            work.copy.ahead = value, error, (work.began, ended)
-        try:
-            return value, error, (work.began, ended)
-        finally:
-            del error  # or its traceback, in which this frame is, would keep it alive
-
-    def _meant(self, work: Work, error: BaseException) -> BaseException:
-        """The error to report for what an env has raised."""
-        return error
+    def _has_called(self, work: Work, outcome: Outcome) -> bool:
+        """Whether a call is done in all copies that it is for; has the next one make it."""
+        i, now = work.i, self._now(work.i)
+        later = work.copy.following
+        if later is None or not work.call.for_copies:
+            return True
+        if later is not now and outcome[1] is None:
+            self._call(i, work.call, later)
+            return False
+        for copy in self._copies[i]:  # reset() may read what was set
+            if copy is not now:
+                copy.promised = copy.ahead = None
+        if self._episodes[i] >= 0:
+            self._reset_ahead(i)
+        return True
 
     # ---- the worker's life -------------------------------------------------------------------
 
@@ -419,15 +453,28 @@ def _is_over(outcome: Outcome) -> bool:
 class EnvThreads(Executor):
     """A thread for each copy."""
 
-    def __init__(self, most: int | None, num_envs: int) -> None:
-        """Prepares for envs; each thread starts when its copy is built."""
+    def __init__(
+        self, most: int | None, num_envs: int, begin: Callable[[], object] = lambda: None
+    ) -> None:
+        """Prepares for envs; each thread starts when its copy is built.
+
+        Args:
+            most: As for an Executor.
+            num_envs: Likewise.
+            begin: What each thread calls first.
+        """
         super().__init__(most, num_envs)
-        self._inboxes: list[SimpleQueue[Callable[[], None] | None]] = []
+        self._begin_thread = begin
+        self._patience_s = PATIENCE_S
+        self._inboxes: list[SimpleQueue[Callable[[], object] | None]] = []
         self._outcomes: deque[tuple[Work, Outcome]] = deque()
         self._alarm: Alarm
 
     def run_all(self, calls: Mapping[int, Callable[[], Any]]) -> dict[int, Result]:
-        """Makes calls in copies' threads, at once, and waits for all of them."""
+        """Makes calls in copies' threads, at once, and waits for all of them.
+
+        A copy that is still being reset ahead is waited for for some seconds, and then given up.
+        """
         answers: SimpleQueue[tuple[int, Result]] = SimpleQueue()
 
         def answer(lane: int) -> None:
@@ -435,34 +482,60 @@ class EnvThreads(Executor):
 
         for lane in calls:
             self._thread(lane).put(partial(answer, lane))
-        return dict(answers.get() for _ in calls)
+        found: dict[int, Result] = {}
+        late = {copy.lane for copies in self._copies for copy in copies if copy.running}
+        end = monotonic() + self._patience_s
+        while len(found) < len(calls):
+            waits = calls.keys() <= found.keys() | late
+            try:
+                lane, result = answers.get(timeout=max(0.0, end - monotonic()) if waits else None)
+            except Empty:
+                error = TimeoutError("it was not closed: what it was asked before does not end")
+                return {lane: (None, error) for lane in calls} | found
+            found[lane] = result
+        return found
 
-    def _thread(self, lane: int) -> SimpleQueue[Callable[[], None] | None]:
+    def _thread(self, lane: int) -> SimpleQueue[Callable[[], object] | None]:
         """The inbox of a copy's thread."""
         while len(self._inboxes) <= lane:
             sys.setswitchinterval(max(sys.getswitchinterval(), _SWITCH_S * len(self._inboxes)))
-            inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+            inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+            inbox.put(partial(called, self._begin_thread))
             self._inboxes.append(inbox)
-            name = f"env {len(self._inboxes) - 1} of this worker"
             # A daemon: the process must end although an env hangs.
-            threading.Thread(target=_obey, args=(inbox,), name=name, daemon=True).start()
+            threading.Thread(target=_obey, args=(inbox,), name="shmvec env", daemon=True).start()
         return self._inboxes[lane]
 
     def launch(self, work: Work) -> None:
         """Puts work into the inbox of its copy's thread."""
-        self._inboxes[work.copy.lane].put(lambda: self._work(work))
+        self._inboxes[work.copy.lane].put(partial(self._work, work))
 
     def _work(self, work: Work) -> None:
-        try:
-            self._done(work).send(None)  # nothing in it waits
-        except StopIteration as end:
-            self._outcomes.append((work, end.value))
+        value, error = called(partial(work.function, *work.arguments))
+        end_forks()
+        if error is None and inspect.isawaitable(value):
+            if inspect.iscoroutine(value):
+                value.close()  # or it would be warned about
+            error = TypeError(
+                f"{work.what}() returned something to be awaited, and the env's own step and reset "
+                "are no coroutine functions: it lives in a thread, without an event loop"
+            )
+        self._outcomes.append((work, (value, error, (work.began, monotonic_ns()))))
         self._alarm.ring()
+
+    def deliver(self, work: Work, outcome: Outcome) -> None:
+        """Has ``ended`` called soon."""
+        self._outcomes.append((work, outcome))
 
     def serve(self, alarm: Alarm) -> None:
         """Serves requests until one to close, or until the parent is gone."""
-        loop, outcomes, is_open = self.loop, self._outcomes, True
         self._alarm = alarm
+        patience, self._patience_s = self._patience_s, 0.0  # if it breaks: envs may be busy
+        self._serve(alarm)
+        self._patience_s = patience
+
+    def _serve(self, alarm: Alarm) -> None:
+        loop, outcomes, is_open = self.loop, self._outcomes, True
         while is_open or loop.in_progress:
             while outcomes:
                 self.ended(*outcomes.popleft())
@@ -482,122 +555,15 @@ class EnvThreads(Executor):
             inbox.put(None)
 
 
-def _obey(inbox: SimpleQueue[Callable[[], None] | None]) -> None:
+def _obey(inbox: SimpleQueue[Callable[[], object] | None]) -> None:
     """The main function of a copy's thread."""
     while (call := inbox.get()) is not None:
         call()
         del call  # not kept until the next one comes
 
 
-class EnvCoroutines(Executor):
-    """One event loop, in the worker's main thread, for envs with coroutine functions."""
-
-    def __init__(self, most: int | None, num_envs: int) -> None:
-        """Makes the event loop."""
-        super().__init__(most, num_envs)
-        self._events = asyncio.new_event_loop()
-        self._tasks: dict[Work, asyncio.Task[None]] = {}
-        self._last: dict[int, asyncio.Task[None]] = {}  # by lane
-        self._overdue: dict[Work, EnvTimeoutError] = {}
-        self._rung = asyncio.Event()
-        self._broken: BaseException | None = None
-
-    def run_all(self, calls: Mapping[int, Callable[[], Any]]) -> dict[int, Result]:
-        """Makes calls, and waits for all that they return and that can be awaited, at once."""
-
-        async def all_made() -> list[Result]:
-            return await asyncio.gather(*map(_awaited, calls.values()))
-
-        return dict(zip(calls, self._events.run_until_complete(all_made()), strict=True))
-
-    def launch(self, work: Work) -> None:
-        """Makes a task of work, which waits for the last one of its copy."""
-        before = self._last.get(work.copy.lane)
-        if before is not None and before.done():
-            before = None
-        task = self._events.create_task(self._task(work, before))
-        self._tasks[work] = self._last[work.copy.lane] = task
-
-    async def _task(self, work: Work, before: asyncio.Task[None] | None) -> None:
-        try:
-            outcome = await self._done(work, before)
-            del self._tasks[work]
-            self.ended(work, outcome)
-        except BaseException as error:  # not an env's: the worker cannot go on
-            self._broken = error
-        if self._broken is not None or self.loop.in_progress == 0:
-            self._rung.set()
-
-    def _meant(self, work: Work, error: BaseException) -> BaseException:
-        """The time limit for which work was cancelled."""
-        return self._overdue.pop(work, error)
-
-    def interrupt(self, limits: tuple[float | None, float | None]) -> None:
-        """Cancels what takes longer than its limit; a signal's handler may call it."""
-        self._events.call_soon_threadsafe(self._cancel, *limits)
-
-    def _cancel(self, step_limit: float | None, reset_limit: float | None) -> None:
-        limits = {"step": step_limit, "reset": reset_limit}
-        for work in [work for work in self._tasks if work.i >= 0 and work.began]:
-            limit = limits.get(work.what)
-            if limit is None or monotonic_ns() - work.began <= 1e9 * limit:
-                continue
-            self._overdue[work] = EnvTimeoutError(self._first_env + work.i, work.what, limit)
-            for each, task in self._tasks.items():
-                if each.copy is work.copy:  # a reset may wait for one that is made ahead
-                    task.cancel()
-
-    def serve(self, alarm: Alarm) -> None:
-        """Serves requests until one to close, or until the parent is gone."""
-        self._events.add_reader(alarm.fileno(), self._rung.set)
-        try:
-            self._events.run_until_complete(self._serve(alarm))
-        finally:  # before the descriptor is closed, whose number a socket of an env may get
-            self._events.remove_reader(alarm.fileno())
-
-    async def _serve(self, alarm: Alarm) -> None:
-        loop, rung, is_open = self.loop, self._rung, True
-        while is_open or loop.in_progress:
-            is_open = is_open and loop.serve_pending()
-            try:
-                if loop.sleep() and (is_open or loop.in_progress):
-                    await rung.wait()
-            finally:
-                loop.awake()
-            rung.clear()
-            alarm.silence()
-            if self._broken is not None:
-                raise self._broken
-            if not alarm.parent_alive():
-                return
-        for task in self._tasks.values():  # resets that are made ahead
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks.values())
-        loop.close()
-
-    def end(self) -> None:
-        """Closes the event loop, once the envs are closed."""
-        tasks = asyncio.all_tasks(self._events)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            self._events.run_until_complete(asyncio.wait(tasks, timeout=1.0))
-        self._events.run_until_complete(self._events.shutdown_asyncgens())
-        self._events.close()
-
-
-async def _awaited(call: Callable[[], Any]) -> Result:
-    """Makes a call, and waits for what it returns if that can be awaited."""
-    try:
-        value = call()
-        return await value if inspect.isawaitable(value) else value, None
-    except BaseException as error:
-        return None, error
-
-
 def called(call: Callable[[], Any]) -> Result:
-    """Makes a call."""
+    """Makes a call; returns what it has returned, and raised."""
     try:
         return call(), None
     except BaseException as error:

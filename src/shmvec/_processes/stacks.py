@@ -303,7 +303,7 @@ def _excerpt(written: str, whole: bool) -> str:
     lines = [
         line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in theirs
     ]
-    return "\n".join(lines) or "(it runs no Python code of an env's)"
+    return "\n".join(lines) or "(the main thread runs no Python code of an env's)"
 
 
 log = logging.getLogger("shmvec")

@@ -243,9 +243,10 @@ def _run(task: Task, parent: Parent) -> None:
         pin_to_core(task.index)
     inherited = inherited_openmp() if task.forked else []
     limit_threads(task.threads, inherited)
-    host = EnvHost(task.index, task.envs.start, parent, task.overlap, task.spare_envs)
+    limit = partial(limit_threads, task.threads, inherited)
+    host = EnvHost(task.index, task.envs.start, parent, task.overlap, task.spare_envs, limit=limit)
     try:
-        _serve(host, parent, task, partial(limit_threads, task.threads, inherited))
+        _serve(host, parent, task, limit)
     finally:
         parent.end_with_it()
         failures = host.close()

@@ -77,6 +77,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         "copy",
         "observation_mode",
         "shared_memory",
+        "spare_envs",
         because="they are chosen as Tianshou expects them",
     )
     def __init__(

@@ -74,8 +74,11 @@ class PlanningVectorEnv(OwnsProcesses):
         "max_concurrency",
         "num_workers",
         "observation_mode",
+        "overlap",
         "recycle_after",
-        because="n_workers= says how many processes there are, and results are copies",
+        "spare_envs",
+        because="n_workers= says how many processes there are, all rows of one share an env, and "
+        "results are copies",
     )
     def __init__(
         self,
