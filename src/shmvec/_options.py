@@ -575,7 +575,8 @@ class VectorEnvOptions:
         0,
         """Number of further copies of each env, which are reset ahead, while the env's episode is
         played, for resets that take long and wait or give up the GIL. A copy lives in a thread of
-        its own. Episodes have other seeds than without, which follow from those of ``reset``.""",
+        its own. Episodes have other seeds than without, which follow from those of ``reset``.
+        docs/waiting-envs.md says what copies may not share.""",
         check=_checked_spare_envs,
         needs_workers=True,
     )
