@@ -142,10 +142,10 @@ class EnvHost:
                 env_fn = env_fns[lane // self._num_copies]
                 env = self._there(lane, partial(self._made, env_fn, lane))
                 end_forks()
-                self._copies.append(env)
                 wrong = _what_is_wrong(env)
                 if wrong:
                     raise TypeError(f"env_fns[{index}]() returned a {wrong}")
+                self._copies.append(env)
                 if self._in_caller and is_asynchronous(env):
                     raise TypeError(
                         f"env_fns[{index}]() returned a {type(env).__name__} whose step or reset "
