@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
 
-from shmvec._core import MappedMemory, OverlappedLoop, Recorder, Segment, WorkerLoop, end_forks
+from shmvec._core import MappedMemory, Recorder, Segment, WorkerLoop, end_forks
 from shmvec._hints import of_action, of_env_fn, of_reset, of_thread
 from shmvec._memory.layout import Layout, misfit
 from shmvec._processes.control import Attachment, Late, Report
@@ -241,9 +241,11 @@ class EnvHost:
             self._executor = EnvCoroutines(self._most(len(self.envs)), len(self.envs))
         executor = self._executor
         copies = copies_of(self._copies, steppers, self._num_copies)
+        kind: type[WorkerLoop] = WorkerLoop
         if executor is not None:
-            envs = steppers = executor.replays
-        kind = WorkerLoop if executor is None else OverlappedLoop
+            from shmvec._core import OverlappedLoop  # a module that others need not load
+
+            kind, envs, steppers = OverlappedLoop, executor.replays, executor.replays
         self._loop = kind(
             segment,
             self.index,

@@ -20,12 +20,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic, monotonic_ns, process_time_ns
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
 
-from shmvec._core import OverlappedLoop, copied, end_forks
+from shmvec._core import copied, end_forks
 from shmvec.faults import derived_seed
+
+if TYPE_CHECKING:
+    from shmvec._core import OverlappedLoop
 
 __all__ = [
     "Alarm",
