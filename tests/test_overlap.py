@@ -405,6 +405,20 @@ def test_an_env_may_use_sockets_as_it_is_closed():
     envs.close()
 
 
+class CancelsAll(AsyncCounter):
+    async def close(self):
+        for task in asyncio.all_tasks():
+            task.cancel()
+
+
+def test_an_env_that_cancels_all_tasks_as_it_is_closed():
+    envs = ShmVectorEnv([CancelsAll] * 2, num_workers=1)
+    envs.reset(seed=0)
+    with pytest.raises(asyncio.CancelledError):
+        envs.close()
+    assert envs.closed
+
+
 @KINDS
 def test_closing_while_an_env_hangs(kind):
     envs = made(kind, [Waiter] * 4)

@@ -248,6 +248,84 @@ def test_a_copy_that_does_not_come_back_is_not_closed(num_workers, monkeypatch):
     assert envs.closed
 
 
+@KINDS
+def test_a_seeded_reset_after_another_one(kind):
+    """What was begun ahead for the first may not have made a step when the second discards it."""
+    with closing(made(kind, 3, 1, num_workers=1, raises=10_000)) as envs:
+        for seed in range(200):
+            envs.reset()
+            envs.reset(seed=seed)
+
+
+@KINDS
+def test_options_without_a_seed_are_given_one(kind):
+    found = []
+    for _ in range(2):
+        with closing(made(kind, 2, 1, num_workers=1)) as envs:
+            envs.reset(seed=4)
+            found.append(envs.reset(options={"a": 1}))
+    assert same(found[0], found[1])
+    assert found[0][1]["seed"].tolist() == [derived_seed(4, 0, 1), derived_seed(5, 0, 1)]
+
+
+@KINDS
+def test_options_of_any_type(kind):
+    with closing(made(kind, 2, 1, num_workers=1)) as envs:
+        envs.reset(seed=0, options=np.arange(3))
+        assert envs.get_attr("received")[1][-1].tolist() == [0, 1, 2]
+
+
+class SlowThread(Noted):
+    def reset(self, *, seed=None, options=None):
+        time.sleep(0.4)
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("kind", [Slow, SlowThread])
+def test_no_two_resets_count_as_one(kind):
+    with closing(
+        ShmVectorEnv([partial(kind, 1)], spare_envs=2, num_workers=1, reset_timeout=0.7)
+    ) as envs:
+        envs.reset()
+        envs.reset(seed=5)
+        for _ in range(4):
+            envs.step([0])
+
+
+class ClosedInReset(Slow):
+    inside = False
+
+    async def reset(self, *, seed=None, options=None):
+        self.inside = True
+        try:
+            return await super().reset(seed=seed, options=options)
+        finally:
+            self.inside = False
+
+    def close(self):
+        assert not self.inside, "it is in reset()"
+
+
+def test_no_env_is_closed_in_its_reset():
+    envs = ShmVectorEnv([partial(ClosedInReset, 1)], spare_envs=2, num_workers=1)
+    envs.reset()
+    envs.step([0])
+    envs.reset(seed=5)
+    envs.close()
+
+
+class ClosesSlowly(SlowThread):
+    def close(self):
+        time.sleep(0.6)
+
+
+def test_a_copy_that_is_being_closed_is_waited_for(monkeypatch):
+    monkeypatch.setattr("shmvec._processes.overlap.PATIENCE_S", 0.5)
+    envs = ShmVectorEnv([ClosesSlowly] * 2, spare_envs=1, num_workers=1, context="fork")
+    envs.reset(seed=0)
+    envs.close()
+
+
 class Level(Counter):
     """Shows a level that its reset has read."""
 

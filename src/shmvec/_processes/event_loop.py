@@ -34,11 +34,17 @@ class EnvCoroutines(Executor):
 
     def run_all(self, calls: Mapping[int, Callable[[], Any]]) -> dict[int, Result]:
         """Makes calls, and waits for all that they return and that can be awaited, at once."""
-
-        async def all_made() -> list[Result]:
-            return await asyncio.gather(*map(_awaited, calls.values()))
-
-        return dict(zip(calls, self._events.run_until_complete(all_made()), strict=True))
+        tasks = {lane: self._events.create_task(_awaited(call)) for lane, call in calls.items()}
+        ended: BaseException | None = None
+        if tasks:
+            try:
+                self._events.run_until_complete(asyncio.wait(tasks.values()))
+            except BaseException as error:  # an env has stopped the loop, or cancelled all tasks
+                ended = error
+        return {
+            lane: task.result() if task.done() and not task.cancelled() else (None, ended)
+            for lane, task in tasks.items()
+        }
 
     def launch(self, work: Work) -> None:
         """Makes a task of work."""
@@ -68,7 +74,7 @@ class EnvCoroutines(Executor):
     def abandon(self, work: Work) -> None:
         """Cancels work."""
         if work in self._tasks:
-            self._tasks[work].cancel()
+            self._events.call_soon(self._tasks[work].cancel)  # not before its first step
 
     def interrupt(self, limits: tuple[float | None, float | None]) -> None:
         """Cancels what takes longer than its limit; a signal's handler may call it."""
@@ -103,6 +109,7 @@ class EnvCoroutines(Executor):
         finally:  # before the descriptor is closed, whose number a socket of an env may get
             self._serves = False
             self._events.remove_reader(alarm.fileno())
+            self._events.run_until_complete(_cancelled(set(self._tasks.values())))
 
     async def _serve(self, alarm: Alarm) -> None:
         loop, rung, is_open = self.loop, self._rung, True
@@ -119,7 +126,10 @@ class EnvCoroutines(Executor):
                 raise self._broken
             if not alarm.parent_alive():
                 return
-        await _cancelled(set(self._tasks.values()))  # resets that are made ahead
+        for copies in self._copies:  # resets that are made ahead
+            for copy in copies:
+                copy.queue.clear()
+        await _cancelled(set(self._tasks.values()))
         loop.close()
 
     def end(self) -> None:

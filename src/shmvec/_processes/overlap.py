@@ -302,13 +302,17 @@ class Executor:
         copy, promised = self._now(i), None
         if copy.following is not None:
             seed = arguments.get("seed")
-            given = seed is not None or bool(arguments.get("options"))
+            options = arguments.get("options")
+            empty = options is None or (isinstance(options, dict) and len(options) == 0)
+            given = seed is not None or not empty
             # Where all resets are given seeds, none is made ahead.
             self._looks_ahead[i] = not (given and self._given[i])
             self._given[i] = given
             if seed is not None:
                 self._seeded[i] = seed, self._episodes[i]
             if given:
+                if seed is None:
+                    arguments = arguments | _seeded(self._promise(i, self._episodes[i]))
                 copy.queue.clear()
                 if copy.running is not None:
                     self.abandon(copy.running)
@@ -344,10 +348,15 @@ class Executor:
 
     def _go_on(self, copy: Copy) -> None:
         """Begins the next thing that a copy has to do."""
+        while copy.queue and copy.queue[0].i < 0 and copy.queue[0].promised != copy.promised:
+            copy.queue.popleft()  # it is for an episode that has begun without it
         if not copy.queue:
             return
         work = copy.running = copy.queue.popleft()
         work.began = monotonic_ns()
+        for waiting in copy.queue if work.i < 0 else ():
+            if waiting.i >= 0:
+                self.loop.begin(waiting.i, "reset", work.began)
         if work.i >= 0:
             self.loop.begin(work.i, work.what, work.began)
             ahead = copy.ahead
@@ -480,19 +489,22 @@ class EnvThreads(Executor):
         """
         answers: SimpleQueue[tuple[int, Result]] = SimpleQueue()
 
+        late = {copy.lane for copies in self._copies for copy in copies if copy.running}
+
         def answer(lane: int) -> None:
+            late.discard(lane)
             answers.put((lane, called(calls[lane])))
 
         for lane in calls:
             self._thread(lane).put(partial(answer, lane))
         found: dict[int, Result] = {}
-        late = {copy.lane for copies in self._copies for copy in copies if copy.running}
         end = monotonic() + self._patience_s
         while len(found) < len(calls):
-            waits = calls.keys() <= found.keys() | late
             try:
-                lane, result = answers.get(timeout=max(0.0, end - monotonic()) if waits else None)
+                lane, result = answers.get(timeout=max(0.01, end - monotonic()) if late else None)
             except Empty:
+                if not calls.keys() <= found.keys() | late:
+                    continue
                 error = TimeoutError("it was not closed: what it was asked before does not end")
                 return {lane: (None, error) for lane in calls} | found
             found[lane] = result
