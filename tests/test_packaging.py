@@ -21,7 +21,7 @@ def run(*command, cwd, **environment):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
