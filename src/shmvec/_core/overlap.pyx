@@ -6,7 +6,8 @@ have, it goes through the request as any worker does (``WorkerLoop``), over repl
 ``step`` and ``reset`` return at once what the envs have returned, or raise what they have raised. So
 results, their order and their errors are those of a worker that steps its envs one by one, and the
 loop alone writes to rings and slabs. Requests are answered in the order in which they come to their
-end.
+end. In place of ``command`` the host has ``received(sequence) -> (reset arguments or None, call)``
+and ``results_of(call, outcome of an env)``.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -77,12 +78,6 @@ cdef class OverlappedLoop(WorkerLoop):
         """Takes the executor: ``start(i, "step", action)``, or "reset" and the arguments, or "call"
         and the command, has env i of the worker begin it."""
         self.executor = executor
-
-    def serve(self, parent_alive, doze):
-        raise TypeError("an executor serves")
-
-    def busy(self):
-        return None  # an executor knows
 
     # ---- called by the executor --------------------------------------------------------------
 
@@ -163,7 +158,7 @@ cdef class OverlappedLoop(WorkerLoop):
             elif request.mask is not None and not request.mask[i]:
                 continue
             elif operation != STEP:
-                self.start_reset(i, request, operation == COMMAND or operation == RESET)
+                self.start_reset(i, request, True)
             elif self.first_env + i in request.undecodable and not self.over[i]:
                 pass  # its replay is not asked
             elif self.over[i]:

@@ -6,9 +6,7 @@ code with five methods: ``command(sequence) -> (reset arguments or None, results
 ``trace(sequence)`` and ``misfit(env, observation, error) -> error``.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-
-from shmvec._core.codec cimport Codec, MessageCodec
+from shmvec._core.codec cimport MessageCodec
 from shmvec._core cimport csrc
 from shmvec._core.csrc cimport (
     SV_FAULT,
@@ -27,7 +25,6 @@ from shmvec._core.csrc cimport (
     sv_affinity,
     sv_affinity_narrow,
     sv_affinity_widen,
-    sv_bell,
     sv_bell_awake,
     sv_bell_doze,
     sv_busy,
@@ -35,19 +32,14 @@ from shmvec._core.csrc cimport (
     sv_busy_env,
     sv_busy_for,
     sv_busy_name,
-    sv_completion,
     sv_completion_add,
     sv_completion_left,
     sv_counter_at,
     sv_counter_line,
     sv_counter_set,
-    sv_counters,
     sv_counters_publish,
-    sv_counts,
     sv_now_ns,
     sv_on_cores_lines,
-    sv_record,
-    sv_ring,
     sv_ring_announce,
     sv_ring_attach_consumer,
     sv_ring_attach_producer,
@@ -65,15 +57,11 @@ from shmvec._core.csrc cimport (
     sv_text_publish,
     sv_ticks,
     sv_timing_add,
-    sv_timings,
-    sv_trace,
     sv_trace_add,
     sv_trace_is_on,
     sv_wait_request,
-    sv_waiter,
     sv_waiter_follow,
 )
-from shmvec._core.messages cimport Decoder, Encoder
 from shmvec._core.protocol cimport (
     CLOSE,
     COMMAND,
@@ -89,9 +77,7 @@ from shmvec._core.protocol cimport (
     TOGETHER,
     TRACE,
 )
-from shmvec._core.frames cimport Blocks, Results
-from shmvec._core.segment cimport Segment, packed_words
-from shmvec._core.trace cimport Recorder
+from shmvec._core.segment cimport packed_words
 
 import os
 import numpy as np
