@@ -66,7 +66,12 @@ _FOR_EVER = 1e9  # seconds: the nanoseconds of more do not fit into 64 bits
 _LIMITS = ("step_timeout", "reset_timeout")
 # Options that caller_steps=True refuses.
 _NO_CALLER = (
-    *(*_LIMITS, "worker_environ", "worker_init", "batch_size", "batch_timeout", "overlap"),
+    *_LIMITS,
+    "worker_environ",
+    "worker_init",
+    "batch_size",
+    "batch_timeout",
+    "overlap",
     "spare_envs",
 )
 # The last arguments came with Gymnasium 1.1 (autoreset_mode) and 1.4 (semaphore).
@@ -256,7 +261,7 @@ def _checked_overlap(overlap: Any, settings: Settings) -> int | str | None:
             overlap = checked_count("overlap", overlap)
         except (TypeError, ValueError) as error:
             raise type(error)(f'{error}; or "auto"') from None
-    _refuse_without_workers("overlap", settings)
+    _refuse_without_loop("overlap", settings)
     chosen: int | str = overlap
     return chosen
 
@@ -266,15 +271,20 @@ def _checked_spare_envs(spare_envs: Any, settings: Settings) -> int:
     if count < 0:
         raise ValueError(f"spare_envs must not be negative, got {spare_envs!r}")
     if count:
-        _refuse_without_workers("spare_envs", settings)
+        _refuse_without_loop("spare_envs", settings)
     return count
 
 
-def _refuse_without_workers(name: str, settings: Settings) -> None:
-    """Raises ValueError where an option does not reach all envs' loops."""
+def _refuse_without_processes(name: str, settings: Settings) -> None:
+    """Raises ValueError where some envs are not in a worker process."""
     if settings.num_workers == 0:
         raise ValueError(f"{name} is for worker processes, and num_workers=0 has none")
     _refuse_caller_steps(name, settings)
+
+
+def _refuse_without_loop(name: str, settings: Settings) -> None:
+    """Raises ValueError where some envs are not stepped by a worker process's own loop."""
+    _refuse_without_processes(name, settings)
     if getattr(settings, "worker", None) is not None:
         raise ValueError(f"a `worker` function steps its env itself: leave {name} out")
 
@@ -376,10 +386,8 @@ def _checked_worker_environ(worker_environ: Any, settings: Settings) -> list[dic
 def _checked_worker_init(init: Any, settings: Settings) -> Any:
     if init is not None and not callable(init):
         raise TypeError(f"worker_init must be a function of a worker's index, got {init!r}")
-    if init is not None and settings.num_workers == 0:
-        raise ValueError("worker_init is for worker processes, and num_workers=0 has none")
     if init is not None:
-        _refuse_caller_steps("worker_init", settings)
+        _refuse_without_processes("worker_init", settings)
     return init
 
 

@@ -392,13 +392,12 @@ def _events(recorded: Recorded) -> Iterator[str]:
             if not recorded.overlaps:
                 yield from _spans_of(recorded, now, index, pid, tid, begin == 0, doing)
                 continue
+            now = now[np.isin(now["kind"], _OF_ENVS)]
             for env in envs:
                 own_doing = doing if doing is not None and doing.env == env else None
-                of_env = now[np.isin(now["kind"], _OF_ENVS) & (now["env"] == env)]
-                yield from _named(pid, pid + 1 + env, f"env {env}", index + 1, True)
-                yield from _spans_of(
-                    recorded, of_env, index, pid, pid + 1 + env, begin == 0, own_doing
-                )
+                of_env, tid = now[now["env"] == env], pid + 1 + env
+                yield from _named(pid, tid, f"env {env}", index + 1, True)
+                yield from _spans_of(recorded, of_env, index, pid, tid, begin == 0, own_doing)
 
 
 def _before(pids: Sequence[int], known: Sequence[int]) -> int:

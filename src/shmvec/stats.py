@@ -853,8 +853,9 @@ def _sentences(stats: Stats) -> list[str]:
     steps = sum(worker.steps for worker in stats.workers)
     resets = sum(worker.resets for worker in stats.workers)
     waiting_s = stats.waiting_s or 0.0
-    share = _OVER if stats.overlaps else stats.share_of_limit  # envs that sleep have none
-    limit = f", {share:.0%} of the limit" if share < _OVER else ""
+    share = stats.share_of_limit
+    has_limit = share < _OVER and not stats.overlaps  # envs that sleep have none
+    limit = f", {share:.0%} of the limit" if has_limit else ""
     sentences = [
         f"{stats.elapsed_s:.3g} s: {steps:,} steps ({stats.steps_per_s:,.0f} a second{limit}), "
         f"{resets:,} resets; "

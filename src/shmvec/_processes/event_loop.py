@@ -51,7 +51,7 @@ class EnvCoroutines(Executor):
         self._tasks[work] = self._events.create_task(self._task(work))
 
     async def _task(self, work: Work) -> None:
-        value, error = await _awaited(partial(work.function, *work.arguments))
+        value, error = await _awaited(work.function)
         end_forks()
         del self._tasks[work]
         error = self._overdue.pop(work, error)

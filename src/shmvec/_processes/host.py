@@ -240,11 +240,11 @@ class EnvHost:
 
             self._executor = EnvCoroutines(self._most(len(self.envs)), len(self.envs))
         executor = self._executor
-        copies = copies_of(self._copies, steppers, self._num_copies)
         kind: type[WorkerLoop] = WorkerLoop
         if executor is not None:
             from shmvec._core import OverlappedLoop  # a module that others need not load
 
+            copies = copies_of(self._copies, steppers, self._num_copies)
             kind, envs, steppers = OverlappedLoop, executor.replays, executor.replays
         self._loop = kind(
             segment,
@@ -346,14 +346,12 @@ class EnvHost:
 
         def outcome(i: int) -> Result:
             assert self._loop is not None
-            self._loop.begin_call(self.first_env + i)
-            try:
-                return call.run(self.envs[i], self.first_env + i), None
-            except BaseException as error:
-                return None, error
-            finally:
-                self._loop.end_call(self.first_env + i)
-                end_forks()
+            index = self.first_env + i
+            self._loop.begin_call(index)
+            result = called(partial(call.run, self.envs[i], index))
+            self._loop.end_call(index)
+            end_forks()
+            return result
 
         return outcome
 
@@ -367,12 +365,9 @@ class EnvHost:
                 results[i] = pack(None)
                 continue
             value, error = outcome(i)
-            try:
-                results[i] = pack(value) if error is None else None
-            except Exception as unpacked:
-                error = unpacked
-            if error is not None:
-                results[i] = self._failure(index, call.name, error)
+            if error is None:  # pickling runs the user's code
+                value, error = called(partial(pack, value))
+            results[i] = value if error is None else self._failure(index, call.name, error)
             del value, error
         return results
 

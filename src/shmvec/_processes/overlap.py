@@ -154,7 +154,6 @@ class Work:
         what: "step", "reset" or "call".
         copy: The copy.
         function: What is called.
-        arguments: With what.
         call: The command of a "call".
         promised: Of a reset: the episode and seed for which it may have been made ahead.
         began: When it began.
@@ -163,8 +162,7 @@ class Work:
     i: int
     what: str
     copy: Copy
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    function: Callable[[], Any]
     call: Any = None
     promised: tuple[int, int | None] | None = None
     began: int = 0
@@ -287,14 +285,15 @@ class Executor:
         self.replays[i].outcomes.clear()
         if what == "step":
             copy = self._now(i)
-            self._launch(Work(i, what, copy, copy.stepper.step, (argument,)))
+            self._launch(Work(i, what, copy, partial(copy.stepper.step, argument)))
         elif what == "reset":
             self._begin_reset(i, argument)
         else:
             self._call(i, argument, self._now(i))
 
     def _call(self, i: int, call: Any, copy: Copy) -> None:
-        self._launch(Work(i, "call", copy, call.run, (copy.env, self._first_env + i), call))
+        function = partial(call.run, copy.env, self._first_env + i)
+        self._launch(Work(i, "call", copy, function, call))
 
     def _begin_reset(self, i: int, arguments: dict[str, Any]) -> None:
         """Begins the next episode."""
@@ -320,7 +319,7 @@ class Executor:
                 promised = self._promise(i, self._episodes[i])
                 arguments = _seeded(promised)
         function = partial(copy.env.reset, **arguments)
-        self._launch(Work(i, "reset", copy, function, (), promised=promised))
+        self._launch(Work(i, "reset", copy, function, promised=promised))
 
     def _promise(self, i: int, episode: int) -> tuple[int, int | None]:
         """An episode, and the seed for it that follows from the last one that was given."""
@@ -335,7 +334,7 @@ class Executor:
             if copy.promised != promised:
                 copy.promised, copy.ahead = promised, None
                 function = partial(copy.env.reset, **_seeded(promised))
-                self._launch(Work(-1, "reset", copy, function, (), promised=promised))
+                self._launch(Work(-1, "reset", copy, function, promised=promised))
 
     def _launch(self, work: Work) -> None:
         """Has work done after what its copy has to do before."""
@@ -477,7 +476,7 @@ class EnvThreads(Executor):
         """
         super().__init__(most, num_envs)
         self._begin_thread = begin
-        self._patience_s = PATIENCE_S
+        self._patience_s = 0.0
         self._inboxes: list[SimpleQueue[Callable[[], object] | None]] = []
         self._outcomes: deque[tuple[Work, Outcome]] = deque()
         self._alarm: Alarm
@@ -488,7 +487,6 @@ class EnvThreads(Executor):
         A copy that is still being reset ahead is waited for for some seconds, and then given up.
         """
         answers: SimpleQueue[tuple[int, Result]] = SimpleQueue()
-
         late = {copy.lane for copies in self._copies for copy in copies if copy.running}
 
         def answer(lane: int) -> None:
@@ -526,7 +524,7 @@ class EnvThreads(Executor):
         self._inboxes[work.copy.lane].put(partial(self._work, work))
 
     def _work(self, work: Work) -> None:
-        value, error = called(partial(work.function, *work.arguments))
+        value, error = called(work.function)
         end_forks()
         if error is None and inspect.isawaitable(value):
             if inspect.iscoroutine(value):
@@ -545,9 +543,8 @@ class EnvThreads(Executor):
     def serve(self, alarm: Alarm) -> None:
         """Serves requests until one to close, or until the parent is gone."""
         self._alarm = alarm
-        patience, self._patience_s = self._patience_s, 0.0  # if it breaks: envs may be busy
         self._serve(alarm)
-        self._patience_s = patience
+        self._patience_s = PATIENCE_S  # else it broke, and envs may be in the middle of anything
 
     def _serve(self, alarm: Alarm) -> None:
         loop, outcomes, is_open = self.loop, self._outcomes, True

@@ -242,8 +242,8 @@ def _run(task: Task, parent: Parent) -> None:
     if task.pinned:
         pin_to_core(task.index)
     inherited = inherited_openmp() if task.forked else []
-    limit_threads(task.threads, inherited)
     limit = partial(limit_threads, task.threads, inherited)
+    limit()
     host = EnvHost(task.index, task.envs.start, parent, task.overlap, task.spare_envs, limit=limit)
     try:
         _serve(host, parent, task, limit)
