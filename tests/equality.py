@@ -46,6 +46,19 @@ def same(ours, theirs):
     return type(ours) is type(theirs) and bool(equal)
 
 
+def assert_same_episodes(envs, sync, mode):
+    """Steps both, which have five envs with four actions, through some episodes of each."""
+    assert same(envs.reset(seed=3), sync.reset(seed=3))
+    for step in range(15):
+        actions = np.arange(5) % 4
+        ours, theirs = envs.step(actions), sync.step(actions)
+        assert same(ours, theirs), step
+        over = theirs[2] | theirs[3]
+        if mode.value == "Disabled" and over.any():
+            options = {"reset_mask": over}
+            assert same(envs.reset(options=dict(options)), sync.reset(options=dict(options)))
+
+
 def equal(ours, theirs):
     """Equality of nested values, where scalars of an env's own may be of Python."""
     if isinstance(theirs, dict):

@@ -11,7 +11,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from envs import Counter, Infos
-from equality import MODES, same, sync_env
+from equality import MODES, assert_same_episodes, same, sync_env
 from gymnasium.error import ClosedEnvironmentError
 
 import shmvec
@@ -63,15 +63,7 @@ def test_equals_sync(num_workers, mode, options):
     sync = sync_env(fns, mode)
     with closing(made(fns, num_workers, autoreset_mode=mode, **options)) as envs, closing(sync):
         assert len(envs.processes) == num_workers - 1 and envs.num_workers == num_workers
-        assert same(envs.reset(seed=3), sync.reset(seed=3))
-        for step in range(15):
-            actions = np.arange(5) % 4
-            ours, theirs = envs.step(actions), sync.step(actions)
-            assert same(ours, theirs), step
-            over = theirs[2] | theirs[3]
-            if mode == MODES[-1] and mode.value == "Disabled" and over.any():
-                options = {"reset_mask": over}
-                assert same(envs.reset(options=dict(options)), sync.reset(options=dict(options)))
+        assert_same_episodes(envs, sync, mode)
 
 
 def test_where_envs_are_and_what_is_asked_of_them():

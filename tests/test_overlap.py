@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter, Infos, Spaces
-from equality import MODES, same, sync_env
+from equality import MODES, assert_same_episodes, same, sync_env
 from gymnasium.vector.utils import concatenate, create_empty_array
 from overlapping import (
     DEADLINE,
@@ -66,15 +66,7 @@ def test_equals_sync(kind, mode, overlap, options):
     fns = [partial(Counter, n) for n in (2, 5, 3, 4, 6)]
     sync = sync_env(fns, mode)
     with closing(made(kind, fns, overlap, autoreset_mode=mode, **options)) as envs, closing(sync):
-        assert same(envs.reset(seed=3), sync.reset(seed=3))
-        for step in range(15):
-            actions = np.arange(5) % 4
-            ours, theirs = envs.step(actions), sync.step(actions)
-            assert same(ours, theirs), step
-            over = theirs[2] | theirs[3]
-            if mode.value == "Disabled" and over.any():
-                options = {"reset_mask": over}
-                assert same(envs.reset(options=dict(options)), sync.reset(options=dict(options)))
+        assert_same_episodes(envs, sync, mode)
 
 
 @KINDS
