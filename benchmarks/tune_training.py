@@ -38,7 +38,7 @@ from shmvec._commands.measuring import (
     race,
     simplest,
 )
-from shmvec._commands.named import find_env
+from shmvec._named import find_env
 from shmvec._cores import WAIT_POLICIES, usable_cores
 from shmvec.vector_env import ShmVectorEnv
 

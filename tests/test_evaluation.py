@@ -26,7 +26,11 @@ from tables import crossed, deep
 
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, evaluate
-from shmvec.evaluation import confidence_interval, interquartile_mean, standard_error
+from shmvec.evaluation.statistics import (
+    confidence_interval,
+    interquartile_mean,
+    standard_error,
+)
 from shmvec.exchange import AutoresetMode
 
 

@@ -17,7 +17,7 @@ ROOMS = [
     ("_options", "stats", "rendering"),
     ("_memory", "_wrappers"),
     ("_processes",),
-    ("_trace",),
+    ("_trace", "_named"),
     ("exchange",),
     ("vector_env", "_policy"),
     ("entry", "evaluation", "pipeline", "planning"),

@@ -324,7 +324,7 @@ def test_an_id_of_ale_without_its_import():
 import gymnasium as gym
 import shmvec
 from gymnasium.error import NamespaceNotFound
-from shmvec._commands.named import find_env
+from shmvec._named import find_env
 
 def make_env():
     return gym.make("ALE/Pong-v5")

@@ -6,7 +6,7 @@ import pytest
 from tables import crossed
 
 from shmvec import ShmVectorEnv
-from shmvec._commands.named import find_env, find_function
+from shmvec._named import find_env, find_function
 
 ENV = """
 import gymnasium as gym

@@ -8,7 +8,7 @@ import pytest
 
 import shmvec.__main__
 from shmvec._commands.measuring import SIMPLER, simplest
-from shmvec._commands.named import find_env
+from shmvec._named import find_env
 from shmvec._commands.tune import Setting
 from shmvec._cores import usable_cores
 

@@ -23,7 +23,7 @@ from shmvec import __version__
 from shmvec._commands import bench, check, doctor, measuring, stacks, top, tune
 from shmvec._commands.machine import Machine, Prices
 from shmvec._commands.measuring import described
-from shmvec._commands.named import find_env, find_function
+from shmvec._named import find_env, find_function
 from shmvec.evaluation import Episode, evaluate
 
 _NAMES_AN_ENV = (

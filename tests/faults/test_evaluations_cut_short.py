@@ -193,7 +193,7 @@ OURS = """
 @pytest.mark.parametrize("stride", [25, *deep(5)])
 def test_after_an_exception_at_any_moment_the_envs_can_be_used(stride):
     body = """
-        FILES = "evaluation.py", "episodes.py", "policy.py", "vector_env.py", "exchange.py"
+        FILES = "call.py", "episodes.py", "_policy.py", "vector_env.py", "exchange.py"
         envs = ShmVectorEnv([Walk] * 3, num_workers=2)
         expected = evaluate(envs, act, 3, seeds=3).returns.tolist()
         moments, n = Ours(STRIDE), 0
@@ -210,7 +210,7 @@ def test_after_an_exception_at_any_moment_the_envs_can_be_used(stride):
 @pytest.mark.parametrize(("workers", "stride"), [(0, 25), *deep((0, 5), (1, 13))])
 def test_after_an_exception_at_any_moment_nothing_was_left_open(workers, stride):
     body = f"""
-        FILES = "evaluation.py", "vector_env.py"  # others' moments are more, the longer they wait
+        FILES = "call.py", "vector_env.py"  # others' moments are more, the longer they wait
         unraisable = []
         sys.unraisablehook = lambda args: unraisable.append(str(args.exc_value))
         moments, n = Ours({stride}), 0

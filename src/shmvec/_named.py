@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import gymnasium as gym
 
-from shmvec._commands.measuring import EnvFn
+from shmvec._processes.host import EnvFn
 from shmvec._hints import of_id, takes
 
 __all__ = ["find_env", "find_function"]

@@ -1,0 +1,362 @@
+"""``evaluate``: checks its arguments, and has the episodes played."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import logger
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+
+from shmvec._arguments import checked_count, checked_int, checked_seconds
+from shmvec._cores import usable_cores
+from shmvec._hints import found_spec, refuse_unknown
+from shmvec._options import OPTIONS, AtMost, with_faults
+from shmvec._policy import Policy, check_policy
+from shmvec.evaluation.episodes import EPISODE, Episode, EpisodePlayer, recorded
+from shmvec.evaluation.results import Evaluation, evaluation_of
+from shmvec.exchange import Autoreset, AutoresetMode
+from shmvec.faults import FaultPolicy, RemoteTraceback, add_note
+from shmvec.vector_env import ShmVectorEnv
+
+__all__ = ["evaluate"]
+
+Envs: TypeAlias = (
+    "str | EnvSpec | Callable[[], gym.Env[Any, Any]] | "
+    "Sequence[Callable[[], gym.Env[Any, Any]]] | ShmVectorEnv"
+)
+
+_CLOSE_S = 5.0  # for envs to close that may be in the middle of a step
+_SEEDS = 2**31  # as many as all generators take
+
+
+def evaluate(
+    envs: Envs,
+    policy: Policy,
+    episodes: int = 100,
+    *,
+    num_envs: int | None = None,
+    seeds: int | Sequence[int] | None = None,
+    options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
+    batch_size: int | None = None,
+    batch: str = "ready",
+    info_keys: Collection[str] = (),
+    time_limit: float | None = None,
+    hard_time_limit: float | None = None,
+    progress: bool | Callable[[Episode], object] = False,
+    video_folder: str | os.PathLike[str] | None = None,
+    video_episodes: Collection[int] = (0,),
+    cluster: bool = False,
+    actor_options: Mapping[str, Any] | None = None,
+    **vector_options: Any,
+) -> Evaluation:
+    """Plays episodes with a policy, in parallel, each of them exactly once.
+
+    Each episode is a seed and options, with which its env is reset. An env whose episode is over
+    takes the next one at once, and stands still when none is left: no step is wasted, and short
+    episodes do not count for more than long ones. While the policy computes for the envs that are
+    ready, the others step.
+
+    The result does not depend on the numbers of envs and workers, on their speed, or on faults: it
+    is, bit for bit, that of playing one episode after the other, if the policy's action for one
+    observation does not depend on the others in its batch, and if an env's randomness is its own.
+    An episode that is interrupted (its worker was killed) is repeated from its seed.
+
+    Args:
+        envs: An id of Gymnasium's registry, "module:Env-v0" to import a module first, or a spec;
+            a function that makes an env; a list of such functions, one for each env, of which any
+            may play any episode; or a :class:`shmvec.ShmVectorEnv`, which is not closed, and whose
+            envs must be reset before they are used again. Answers that an earlier, interrupted call
+            has left are waited for first.
+        policy: ``policy(observations, env_ids)`` returns an action for each observation, batched
+            as ``action_space`` says. ``env_ids``, int64 ``(n,)``, says where they come from. If it
+            has a method ``reset(env_ids)``, that is called before it is asked about the first
+            observations of episodes in these envs.
+        episodes: Number of episodes.
+        num_envs: Number of envs, at most one for each episode. None: two for each core, or for each
+            worker if ``num_workers`` is given.
+        seeds: A number: episode ``i`` gets ``seeds + i``. A list: one for each episode. None: drawn
+            from the system's entropy; ``Evaluation.seeds`` has them.
+        options: Options of every episode's reset; of a list, each episode gets its own.
+        batch_size: Number of envs that the policy is asked about at most, while the others step.
+            None: all; with "fixed", half of them.
+        batch: "ready": the policy is asked about those that are ready when it is. "fixed": its
+            batches always have ``batch_size`` rows, for compiled policies, and for kernels whose
+            result depends on the size: missing rows are copies of the first one, with env -1, and
+            their actions are discarded.
+        info_keys: Further keys of an episode's last info that ``Evaluation.infos`` has;
+            ``is_success`` is included where there is one.
+        time_limit: Seconds after which no further episode begins. Those that are under way are
+            played to their end and count, whatever their length.
+        hard_time_limit: Seconds after which nothing is waited for, not even an env in the middle
+            of a step. The episodes before the first unfinished one count: so shorter ones are more
+            likely to, and the mean is biased towards them.
+        progress: True: a bar, where tqdm is installed. A function: it is called with each
+            :class:`Episode` when that is over.
+        video_folder: Where videos are written, by Gymnasium's ``RecordVideo``:
+            ``evaluation-episode-0.mp4``, ... Needs moviepy, and envs with the render mode
+            ``rgb_array``, which envs made by id have then.
+        video_episodes: Episodes to record, by number.
+        cluster: Whether to play on all nodes of a cluster of Ray's, each of which has ``num_envs``
+            envs and a copy of the policy; envs and policy must be picklable. The episodes of a node
+            that is lost are played by others. docs/cluster.md.
+        actor_options: With ``cluster``: options for Ray's actors, ``num_cpus``, ``resources``,
+            ``scheduling_strategy`` and ``runtime_env`` for example.
+        **vector_options: Arguments of :class:`shmvec.ShmVectorEnv`, ``num_workers`` for example.
+            ``faults`` is, by default, ``FaultPolicy(on_crash="restart")``, where neither
+            ``install`` nor the environment says otherwise.
+
+    Raises:
+        ValueError: There are not as many seeds or options as episodes, or an argument is out of
+            range; the policy's actions are wrong in number or shape.
+        TypeError: The policy cannot be called, or an argument or an action is of a wrong type.
+        Exception: Whatever the policy or an env raises.
+
+    Example:
+        >>> import numpy as np
+        >>> import shmvec
+        >>> def policy(observations, env_ids):
+        ...     return (observations[:, 2] > 0).astype(int)
+        >>> result = shmvec.evaluate("CartPole-v1", policy, episodes=4, seeds=1)
+        >>> result.returns
+        array([51., 35., 36., 25.])
+        >>> result.steps, result.lengths.tolist()
+        (147, [51, 35, 36, 25])
+    """
+    begin = time.monotonic()
+    if isinstance(info_keys, str):
+        raise TypeError(f"info_keys must be several, as [{info_keys!r}]")
+    keys = dict.fromkeys(info_keys)  # here, so that an error is raised before any work
+    played = _episodes(checked_count("episodes", episodes), seeds, options)
+    limits = {"time_limit": time_limit, "hard_time_limit": hard_time_limit}
+    for name, limit in limits.items():
+        checked_seconds(name, limit)
+    check_policy(policy, batch)
+    if not cluster:
+        known = [*inspect.signature(evaluate).parameters, *OPTIONS]
+        refuse_unknown("evaluate", vector_options, known)
+    if cluster:
+        return _on_nodes(
+            envs,
+            policy,
+            played,
+            {"num_envs": num_envs, **vector_options},
+            {"batch_size": batch_size, "batch": batch},
+            {**limits, "video_folder": video_folder},
+            keys,
+            progress,
+            actor_options or {},
+        )
+    if actor_options is not None:
+        raise ValueError("actor_options are for Ray's actors: they need cluster=True")
+    if isinstance(envs, ShmVectorEnv):
+        chosen = {"num_envs": num_envs, "video_folder": video_folder, **vector_options}
+        given = [name for name, value in chosen.items() if value is not None]
+        if given:
+            raise ValueError(f"of a vector env that exists these cannot be chosen: {given}")
+        vector, own = envs, False
+        make = _nothing
+    else:
+        recording = None if video_folder is None else (video_folder, video_episodes)
+        env_fns, chosen = _chosen(envs, len(played), recording, num_envs, **vector_options)
+        # The object exists before it starts anything, so that it is closed if Ctrl-C comes.
+        vector, own = ShmVectorEnv.__new__(ShmVectorEnv), True
+        make = partial(ShmVectorEnv.__init__, vector, env_fns, **chosen)
+    ended: Callable[[], object] = _nothing
+    try:
+        make()
+        _check_mode(vector)
+        report, ended = _progress(progress, len(played))
+        size = vector.num_envs if batch == "ready" else max(1, vector.num_envs // 2)
+        if batch_size is not None:
+            size = checked_count("batch_size", batch_size)
+        vector.exchange.check_pending("evaluate", alone=True)
+        with vector.exchange.lend("evaluate", in_flight=True) as exchange:
+            player = EpisodePlayer(
+                exchange,
+                policy,
+                played,
+                batch_size=size,
+                fixed=batch == "fixed",
+                options_of=_options_of if video_folder is None else _options_with_number,
+                finished=report,
+            )
+            player.play(
+                np.inf if time_limit is None else begin + time_limit,
+                np.inf if hard_time_limit is None else begin + hard_time_limit,
+            )
+        if own:
+            _close(vector, None if hard_time_limit is None else _CLOSE_S, None)
+    except BaseException as error:
+        if own:
+            _close(vector, _CLOSE_S, error)
+        raise
+    finally:
+        ended()
+    return evaluation_of(played, player.steps, keys, time.monotonic() - begin)
+
+
+def _chosen(
+    envs: Any, episodes: int, recording: Any = None, num_envs: int | None = None, **options: Any
+) -> tuple[list[Callable[[], Any]], dict[str, Any]]:
+    """The env functions and options of a vector env for so many episodes, without autoreset."""
+    if options.get("num_workers") is not None:
+        options["num_workers"] = AtMost(options["num_workers"])
+    workers = options.get("num_workers") or usable_cores()
+    env_fns = _env_fns(envs, num_envs, 2 * workers, episodes, recording is not None)
+    if recording is not None:
+        env_fns = recorded(env_fns, *recording)
+    options = with_faults(options, FaultPolicy(on_crash="restart"))
+    options.setdefault("autoreset_mode", AutoresetMode.DISABLED)
+    return env_fns, options
+
+
+def _made(envs: Any, episodes: int, **options: Any) -> ShmVectorEnv:
+    """Makes a node's vector env; it runs on the node, whose cores it counts."""
+    env_fns, chosen = _chosen(envs, episodes, **options)
+    return ShmVectorEnv(env_fns, **chosen)
+
+
+def _played_on_node(
+    envs: ShmVectorEnv, policy: Policy, seeds: list[int], options: list[Any], how: dict[str, Any]
+) -> tuple[list[Episode], int]:
+    """Plays a node's share of the episodes; returns these, in order, and the number of steps."""
+    played: list[Episode] = []
+    result = evaluate(
+        envs, policy, len(seeds), seeds=seeds, options=options, progress=played.append, **how
+    )
+    return sorted(played, key=lambda episode: episode.number), result.steps
+
+
+def _on_nodes(
+    envs: Any,
+    policy: Policy,
+    played: list[Episode],
+    vector_options: dict[str, Any],
+    how: dict[str, Any],
+    not_there: dict[str, Any],
+    keys: Collection[str],
+    progress: Any,
+    actor_options: Mapping[str, Any],
+) -> Evaluation:
+    """Evaluates on a cluster."""
+    from shmvec.cluster.evaluation import play_on_nodes  # imported only where it is needed
+
+    begin = time.monotonic()
+    refused = [name for name, value in not_there.items() if value is not None]
+    if refused:
+        raise ValueError(f"on a cluster there is no {' and no '.join(refused)}")
+    if isinstance(envs, ShmVectorEnv):
+        raise ValueError("a vector env cannot be sent to other nodes: give what makes its envs")
+    report, ended = _progress(progress, len(played))
+    make = partial(_made, envs, len(played), **vector_options)
+    try:
+        steps = play_on_nodes(make, policy, _played_on_node, played, how, report, actor_options)
+    finally:
+        ended()
+    return evaluation_of(played, steps, keys, time.monotonic() - begin)
+
+
+def _episodes(count: int, seeds: Any, options: Any) -> list[Episode]:
+    if seeds is None:
+        numbers = np.random.default_rng().integers(_SEEDS, size=count).tolist()
+    elif isinstance(seeds, Sequence) or (isinstance(seeds, np.ndarray) and seeds.ndim):
+        numbers = [_seed(seed) for seed in seeds]
+        if len(numbers) != count:
+            raise ValueError(f"seeds has {len(numbers)} seeds, for {count} episodes")
+    else:
+        numbers = [_seed(_seed(seeds) + i) for i in range(count)]
+    each = list(options) if isinstance(options, (list, tuple)) else [options] * count
+    if len(each) != count:
+        raise ValueError(f"options has {len(each)} options, for {count} episodes")
+    for one in each:
+        if one is not None and not isinstance(one, dict):
+            raise TypeError(f"options must be dicts or None, got {one!r}")
+    return [Episode(*of) for of in zip(range(count), numbers, each, strict=True)]
+
+
+def _seed(value: Any) -> int:
+    seed = checked_int("a seed", value)
+    if seed < 0:
+        raise ValueError(f"a seed must not be negative, got {seed}")
+    if seed > np.iinfo(np.int64).max:
+        raise ValueError(f"a seed must be less than 2**63, got {seed}")
+    return seed
+
+
+def _options_of(episode: Episode) -> Any:
+    return episode.options
+
+
+def _options_with_number(episode: Episode) -> Any:
+    return {EPISODE: episode.number, "": episode.options}
+
+
+def _env_fns(
+    envs: Any, num_envs: int | None, default: int, episodes: int, draws: bool
+) -> list[Callable[[], Any]]:
+    if isinstance(envs, VectorEnv):
+        raise TypeError(
+            f"evaluate() plays in a ShmVectorEnv, without wrappers around it, and not in a "
+            f"{type(envs).__name__}: wrap the envs, or give it what makes one"
+        )
+    if not isinstance(envs, (str, EnvSpec)) and isinstance(envs, Sequence):
+        if num_envs not in (None, len(envs)):
+            raise ValueError(f"num_envs is {num_envs}, and there are {len(envs)} env_fns")
+        return list(envs[:episodes])
+    count = default if num_envs is None else checked_count("num_envs", num_envs)
+    if isinstance(envs, (str, EnvSpec)):
+        spec = found_spec(envs) if isinstance(envs, str) else envs
+        drawing: dict[str, Any] = {"render_mode": "rgb_array"} if draws else {}
+        envs = partial(gym.make, spec, **drawing)
+    return [envs] * min(count, episodes)
+
+
+def _check_mode(envs: ShmVectorEnv) -> None:
+    autoreset = Autoreset.of(envs.autoreset_mode)
+    # A worker function resets by rules of its own: Gymnasium's would reset an env a second time.
+    if autoreset.in_step or (envs.worker and autoreset.by_worker):
+        raise ValueError(
+            "evaluate() resets envs itself: make them with autoreset_mode=AutoresetMode.DISABLED"
+        )
+
+
+def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | None) -> None:
+    """Closes a vector env; an env's exception hides neither the reason nor the results."""
+    try:
+        vector.close(timeout=timeout)
+    except Exception as error:
+        if not isinstance(error.__cause__, RemoteTraceback):  # a signal's handler has raised it
+            raise
+        failure = f"as it was closed, an env has raised {type(error).__name__}: {error}"
+        if reason is None:
+            logger.warn(f"the results of evaluate() are whole, but {failure}")
+        else:
+            add_note(reason, failure)
+
+
+def _progress(
+    progress: Any, count: int
+) -> tuple[Callable[[Episode], object], Callable[[], object]]:
+    """The function to call with each episode that is over, and the one to call at the end."""
+    if callable(progress):
+        return progress, _nothing
+    if progress:
+        with suppress(ImportError):
+            from tqdm import tqdm
+
+            bar = tqdm(total=count, unit="episode")
+            return lambda episode: bar.update(), bar.close
+    return _nothing, _nothing
+
+
+def _nothing(*_: Any) -> None:
+    pass

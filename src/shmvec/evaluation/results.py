@@ -1,0 +1,200 @@
+"""What an evaluation has found: the episodes of one env, as arrays and as a table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import logger
+
+from shmvec.evaluation.episodes import Episode
+from shmvec.evaluation.statistics import (
+    confidence_interval,
+    interquartile_mean,
+    means,
+    standard_error,
+)
+
+__all__ = ["Evaluation", "evaluation_of"]
+
+_SUCCESS = "is_success"
+_SAMPLES = 1000  # resamples for the intervals in a table: enough for two digits, and fast
+_NUMBERS = (bool, int, float, np.number, np.bool_)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The episodes of an evaluation, in the order of their seeds; arrays have shape ``(n,)``.
+
+    Attributes:
+        returns: float64: the sums of the rewards.
+        lengths: int64: the numbers of steps.
+        terminated: bool: whether they ended in a terminal state, and not by a truncation.
+        seeds: int64: the seeds of their resets. ``seeds=`` with these plays the same episodes.
+        infos: By key, the values in the last steps' infos: an array of numbers or bools where all
+            are such, nan where an info has none; else an array of objects, with None.
+        steps: Steps made, those of ``repeats`` included.
+        repeats: How often an episode was interrupted by a fault, and repeated.
+        asked: Number of episodes asked for: more than ``n`` if the time was up.
+        seconds: Duration of the evaluation.
+    """
+
+    returns: npt.NDArray[np.float64]
+    lengths: npt.NDArray[np.int64]
+    terminated: npt.NDArray[np.bool_]
+    seeds: npt.NDArray[np.int64]
+    infos: dict[str, npt.NDArray[Any]]
+    steps: int
+    repeats: int
+    asked: int
+    seconds: float
+
+    def __len__(self) -> int:
+        """The number of episodes."""
+        return len(self.returns)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all episodes that were asked for have been played."""
+        return len(self) == self.asked
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return float(means(self.returns[None])[0]) if len(self) else float("nan")
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of the mean return; nan for fewer than two episodes."""
+        return standard_error(self.returns)
+
+    @property
+    def interquartile_mean(self) -> float:
+        """The mean return of the middle half of the episodes."""
+        return interquartile_mean(self.returns)
+
+    @property
+    def success_rate(self) -> float:
+        """The share of true ``is_success`` in the last infos that have one; nan if none has.
+
+        A value that is neither a number nor an array of one does not count.
+        """
+        each = [_number(value) for value in self.infos.get(_SUCCESS, ())]
+        known = [value for value in each if not np.isnan(value)]
+        return float(np.mean(known)) if known else float("nan")
+
+    def confidence_interval(
+        self,
+        statistic: str = "interquartile_mean",
+        *,
+        level: float = 0.95,
+        samples: int = 10_000,
+        seed: int = 0,
+    ) -> tuple[float, float]:
+        """A bootstrap's confidence interval of a statistic of the returns.
+
+        It is the percentile bootstrap, as in rliable.
+
+        Args:
+            statistic: "interquartile_mean" or "mean".
+            level: The interval's confidence level.
+            samples: Number of resamples.
+            seed: Seed of the resampling.
+
+        Raises:
+            ValueError: There is no such statistic, or an argument is out of range.
+        """
+        return confidence_interval(self.returns, statistic, level, samples, seed)
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Columns with a row for each episode, by name; an info whose name is taken is left out."""
+        known = {
+            "seed": self.seeds,
+            "return": self.returns,
+            "length": self.lengths,
+            "terminated": self.terminated,
+        }
+        return {**known, **{key: of for key, of in self.infos.items() if key not in known}}
+
+    def to_pandas(self) -> Any:
+        """A DataFrame, a row for each episode.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install pandas") from error
+        return pandas.DataFrame(self.columns())
+
+    def __str__(self) -> str:
+        """The results as a table."""
+        lines = [f"{len(self)} episodes of {self.asked}, {self.steps} steps, {self.seconds:.1f} s"]
+        if self.repeats:
+            lines[0] += f", {self.repeats} repeated"
+        if len(self):
+            low, high = self.confidence_interval("mean", samples=_SAMPLES)
+            low_middle, high_middle = self.confidence_interval(samples=_SAMPLES)
+            lines += [
+                "",
+                "| | mean | standard error | 95 % of the mean | interquartile mean | 95 % of it |",
+                "|---|--:|--:|--:|--:|--:|",
+                f"| return | {self.mean:,.2f} | {self.standard_error:,.2f} | {low:,.2f} to "
+                f"{high:,.2f} | {self.interquartile_mean:,.2f} | {low_middle:,.2f} to "
+                f"{high_middle:,.2f} |",
+                f"| length | {self.lengths.mean():,.2f} | "
+                f"{standard_error(self.lengths.astype(np.float64)):,.2f} | | | |",
+            ]
+            if _SUCCESS in self.infos:
+                lines += [f"| success | {self.success_rate:.3f} | | | | |"]
+        return "\n".join(lines)
+
+
+def evaluation_of(
+    played: Sequence[Episode], steps: int, keys: Collection[str], seconds: float
+) -> Evaluation:
+    """The result of the episodes before the first unfinished one."""
+    # Only the episodes before the first unfinished one count: if all finished ones did, short
+    # episodes would be more likely to count than long ones.
+    counted = list(itertools.takewhile(lambda episode: episode.finished, played))
+    infos = {}
+    for key in dict.fromkeys([_SUCCESS, *keys]):
+        values = [episode.info.get(key) for episode in counted]
+        if any(value is not None for value in values):
+            infos[key] = _array(values)
+        elif key in keys and counted:
+            logger.warn(f"no episode's last info has {key!r}; it has {list(counted[0].info)}")
+    return Evaluation(
+        returns=np.array([episode.return_ for episode in counted], np.float64),
+        lengths=np.array([episode.length for episode in counted], np.int64),
+        terminated=np.array([episode.terminated for episode in counted], np.bool_),
+        seeds=np.array([episode.seed for episode in counted], np.int64),
+        infos=infos,
+        steps=steps,
+        repeats=sum(episode.repeats for episode in played),
+        asked=len(played),
+        seconds=seconds,
+    )
+
+
+def _number(value: Any) -> float:
+    """A number or bool, or an array of one; nan: it is something else."""
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
+    return float(value) if isinstance(value, _NUMBERS) else float("nan")
+
+
+def _array(values: Sequence[Any]) -> npt.NDArray[Any]:
+    """An array of numbers or bools if all values are such or None; else of objects."""
+    if all(value is None or isinstance(value, _NUMBERS) for value in values):
+        if any(value is None for value in values):
+            return np.array([np.nan if value is None else value for value in values], np.float64)
+        return np.array(values)
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
