@@ -38,8 +38,8 @@ from shmvec._commands.measuring import (
     race,
     simplest,
 )
-from shmvec._named import find_env
 from shmvec._cores import WAIT_POLICIES, usable_cores
+from shmvec._named import find_env
 from shmvec.vector_env import ShmVectorEnv
 
 _ROUNDS = 5

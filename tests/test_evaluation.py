@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from tables import crossed, deep
+from walks import Deadly, Walk, act, one_after_the_other, rows
 
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, evaluate
@@ -32,77 +33,6 @@ from shmvec.evaluation.statistics import (
     standard_error,
 )
 from shmvec.exchange import AutoresetMode
-
-
-class Walk(gym.Env):
-    """Its seed and options say how long an episode lasts, and all numbers depend on the actions."""
-
-    observation_space = Box(-np.inf, np.inf, (3,), np.float64)
-    action_space = Discrete(5)
-
-    def __init__(self, die_in=None):
-        self.steps_made = self.resets_made = 0
-        self.die_in = die_in
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.resets_made += 1
-        self.seed = seed
-        self.left = int(self.np_random.integers(1, 12)) + (options or {}).get("more", 0)
-        self.state = self.np_random.normal(size=3)
-        return self.state.copy(), {"options": options}
-
-    def step(self, action):
-        if self.seed == self.die_in and self.left == 3 and not os.path.exists(self.mark):
-            open(self.mark, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.steps_made += 1
-        self.left -= 1
-        self.state += self.np_random.normal(size=3) * (1 + action)
-        info = {"is_success": bool(self.state[0] > 0), "left": self.left, "word": str(action)}
-        return self.state.copy(), float(self.state[1]), self.left <= 0, self.left == 2, info
-
-
-class Deadly(Walk):
-    """Dies once, near the end of the episode of a seed."""
-
-    def __init__(self, mark, die_in):
-        super().__init__(die_in)
-        self.mark = mark
-
-
-def act(observations, env_ids):
-    return (np.abs(observations[:, 0] * 7).astype(np.int64)) % 5
-
-
-def one_after_the_other(make, seeds, options=None):
-    """What `act` plays, without any vector env."""
-    played = []
-    env = make()
-    for i, seed in enumerate(seeds):
-        observation, _ = env.reset(seed=int(seed), options=options[i] if options else None)
-        returned, length, over = 0.0, 0, False
-        while not over:
-            action = act(observation[None], None)[0]
-            observation, reward, terminated, truncated, info = env.step(action)
-            returned += reward
-            length += 1
-            over = terminated or truncated
-        played.append((returned, length, terminated, info["is_success"], info["left"]))
-    env.close()
-    return played
-
-
-def rows(result, *keys):
-    return list(
-        zip(
-            result.returns.tolist(),
-            result.lengths.tolist(),
-            result.terminated.tolist(),
-            *(result.infos[key].tolist() for key in ("is_success", *keys)),
-            strict=True,
-        )
-    )
 
 
 @settings(max_examples=25, deadline=None)

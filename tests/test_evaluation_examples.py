@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_evaluation import Walk
+from walks import Walk
 
 from shmvec import evaluate
 

@@ -8,9 +8,9 @@ import pytest
 
 import shmvec.__main__
 from shmvec._commands.measuring import SIMPLER, simplest
-from shmvec._named import find_env
 from shmvec._commands.tune import Setting
 from shmvec._cores import usable_cores
+from shmvec._named import find_env
 
 ENV = """
 import gymnasium as gym

@@ -11,7 +11,7 @@ from shmvec import _core  # noqa: F401  # says what to do if it was never built
 
 if TYPE_CHECKING:
     from shmvec.entry import install, make_vec, uninstall
-    from shmvec.evaluation import Evaluation, evaluate
+    from shmvec.evaluation import Evaluation, SuiteEvaluation, Task, evaluate
     from shmvec.faults import (
         EnvTimeoutError,
         FaultPolicy,
@@ -31,6 +31,8 @@ __all__ = [
     "Pipeline",
     "RemoteTraceback",
     "ShmVectorEnv",
+    "SuiteEvaluation",
+    "Task",
     "TooManyFaultsError",
     "WorkerCrashError",
     "__version__",
@@ -45,6 +47,8 @@ _WHERE = {
     "Evaluation": "shmvec.evaluation",
     "Pipeline": "shmvec.pipeline",
     "ShmVectorEnv": "shmvec.vector_env",
+    "SuiteEvaluation": "shmvec.evaluation",
+    "Task": "shmvec.evaluation",
     "evaluate": "shmvec.evaluation",
     "install": "shmvec.entry",
     "make_vec": "shmvec.entry",

@@ -15,8 +15,8 @@ from typing import Any
 import cloudpickle
 import gymnasium as gym
 
-from shmvec._processes.host import EnvFn
 from shmvec._hints import of_id, takes
+from shmvec._processes.host import EnvFn
 
 __all__ = ["find_env", "find_function"]
 

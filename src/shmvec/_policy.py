@@ -6,14 +6,13 @@ import inspect
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from shmvec._hints import takes
-from shmvec.exchange import Exchange
 from shmvec.faults import RemoteTraceback, add_note
 from shmvec.spaces import mapped
 
@@ -25,6 +24,16 @@ Rows = npt.NDArray[np.intp]
 _OF_ARRAYS = gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiBinary, gym.spaces.MultiDiscrete
 
 PADDING = -1  # the env id of a row that only fills a batch
+
+
+class Asked(Protocol):
+    """Envs that a policy's actions are for: an exchange's, or those of several."""
+
+    single_observation_space: gym.Space[Any]
+    single_action_space: gym.Space[Any]
+
+    def ask(self, envs: Any, actions: Any) -> None:
+        """Asks envs to step."""
 
 
 def check_policy(policy: Any, batch: str) -> None:
@@ -51,7 +60,7 @@ class PolicyCaller:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Asked,
         policy: Policy,
         size: int | None,
         read: Callable[[Any], Any] = np.asarray,
@@ -60,7 +69,7 @@ class PolicyCaller:
         """Prepares to call a policy.
 
         Args:
-            exchange: The envs.
+            exchange: The envs; an :class:`shmvec.exchange.Exchange`, or what stands for several.
             policy: Called with observations and their envs; before that its ``reset``, if it has
                 one, is called with the envs in which episodes begin.
             size: Rows of every batch, padding included. None: as many rows as envs.

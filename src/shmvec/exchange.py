@@ -458,10 +458,7 @@ class Exchange(OwnsProcesses, BatchSteps):
                 "asked to step or reset: `send` actions, or call `async_reset`, first.",
                 "recv",
             )
-        try:
-            ledger.links.look_if_due()  # the wait does this only if it has to wait
-        except (WorkerCrashError, EnvTimeoutError) as error:
-            self._recover(error)
+        self._look_if_due(ledger)
         try:
             self._wait(wanted, timeout=timeout)
         except EnvTimeoutError:
@@ -476,6 +473,13 @@ class Exchange(OwnsProcesses, BatchSteps):
             return self._everyone[:0], None
         return ledger.oldest(count), ()
 
+    def _look_if_due(self, ledger: Ledger) -> None:
+        """Looks for faults, as a wait does only if it has to wait: a caller may never do so."""
+        try:
+            ledger.links.look_if_due()
+        except (WorkerCrashError, EnvTimeoutError) as error:
+            self._recover(error)
+
     @exclusive
     def wait_for(self, count: int, timeout: float) -> int:
         """Waits until so many envs are ready, or all that are in flight, or the time is up.
@@ -485,19 +489,20 @@ class Exchange(OwnsProcesses, BatchSteps):
             timeout: Seconds to wait.
 
         Returns:
-            The number of envs that are ready.
+            The number of envs that are ready, or have raised.
 
         Raises:
             Exception: As :meth:`take`, but for a time that is up.
         """
         ledger, _ = self._settled()
+        self._look_if_due(ledger)
         try:
             self._wait(min(count, ledger.num_in_flight), timeout=timeout)
         except EnvTimeoutError:
             raise
         except multiprocessing.TimeoutError:
             pass
-        return ledger.num_ready
+        return ledger.num_ready + len(ledger.raised)
 
     @exclusive
     def first_ready(self, groups: Sequence[Envs]) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import gymnasium as gym
 import numpy as np
@@ -18,11 +20,16 @@ from gymnasium.vector import VectorEnv
 
 from shmvec._arguments import checked_count, checked_int, checked_seconds
 from shmvec._cores import usable_cores
-from shmvec._hints import found_spec, refuse_unknown
+from shmvec._hints import found_spec, refuse_unknown, takes
 from shmvec._options import OPTIONS, AtMost, with_faults
 from shmvec._policy import Policy, check_policy
 from shmvec.evaluation.episodes import EPISODE, Episode, EpisodePlayer, recorded
-from shmvec.evaluation.results import Evaluation, evaluation_of
+from shmvec.evaluation.memory import Budget, gpu_bytes, parsed_bytes, resident_bytes
+from shmvec.evaluation.record import Record
+from shmvec.evaluation.results import SUCCESS, Evaluation, evaluation_of
+from shmvec.evaluation.suite import SuitePlayer, TaskPlan
+from shmvec.evaluation.suite_results import SuiteEvaluation, of_task
+from shmvec.evaluation.tasks import Suite, Task, env_fn_of, identity_of, is_suite, tasks_of
 from shmvec.exchange import Autoreset, AutoresetMode
 from shmvec.faults import FaultPolicy, RemoteTraceback, add_note
 from shmvec.vector_env import ShmVectorEnv
@@ -36,11 +43,30 @@ Envs: TypeAlias = (
 
 _CLOSE_S = 5.0  # for envs to close that may be in the middle of a step
 _SEEDS = 2**31  # as many as all generators take
+# Options that mean nothing where each env has a process of its own, and retries= rules faults.
+_NOT_FOR_SUITES = (
+    "num_workers",
+    "caller_steps",
+    "overlap",
+    "spare_envs",
+    "pin_workers",
+    "faults",
+    "autoreset_mode",
+    "recycle_after",
+)
+
+
+@overload
+def evaluate(envs: Suite, policy: Any, episodes: int = ..., **options: Any) -> SuiteEvaluation: ...
+
+
+@overload
+def evaluate(envs: Envs, policy: Any, episodes: int = ..., **options: Any) -> Evaluation: ...
 
 
 def evaluate(
-    envs: Envs,
-    policy: Policy,
+    envs: Envs | Suite,
+    policy: Any,
     episodes: int = 100,
     *,
     num_envs: int | None = None,
@@ -56,8 +82,15 @@ def evaluate(
     video_episodes: Collection[int] = (0,),
     cluster: bool = False,
     actor_options: Mapping[str, Any] | None = None,
+    success_key: str = SUCCESS,
+    record: str | os.PathLike[str] | None = None,
+    max_envs: int | None = None,
+    memory: int | float | str | None = None,
+    gpu_memory: int | float | str | None = None,
+    batch_across_tasks: bool | None = None,
+    retries: int | None = None,
     **vector_options: Any,
-) -> Evaluation:
+) -> Evaluation | SuiteEvaluation:
     """Plays episodes with a policy, in parallel, each of them exactly once.
 
     Each episode is a seed and options, with which its env is reset. An env whose episode is over
@@ -70,6 +103,10 @@ def evaluate(
     observation does not depend on the others in its batch, and if an env's randomness is its own.
     An episode that is interrupted (its worker was killed) is repeated from its seed.
 
+    Of a suite of tasks, each plays so many episodes, in envs that have a process each and are
+    started when their turn comes. An env that cannot be built, crashes, raises or hangs ends
+    nothing but itself. docs/suites.md.
+
     Args:
         envs: An id of Gymnasium's registry, "module:Env-v0" to import a module first, or a spec;
             a function that makes an env; a list of such functions, one for each env, of which any
@@ -79,8 +116,9 @@ def evaluate(
         policy: ``policy(observations, env_ids)`` returns an action for each observation, batched
             as ``action_space`` says. ``env_ids``, int64 ``(n,)``, says where they come from. If it
             has a method ``reset(env_ids)``, that is called before it is asked about the first
-            observations of episodes in these envs.
-        episodes: Number of episodes.
+            observations of episodes in these envs. If it takes ``task=``, it is told of which task
+            each row is: a list of :class:`shmvec.Task`.
+        episodes: Number of episodes; of a suite, for each task.
         num_envs: Number of envs, at most one for each episode. None: two for each core, or for each
             worker if ``num_workers`` is given.
         seeds: A number: episode ``i`` gets ``seeds + i``. A list: one for each episode. None: drawn
@@ -110,9 +148,21 @@ def evaluate(
             that is lost are played by others. docs/cluster.md.
         actor_options: With ``cluster``: options for Ray's actors, ``num_cpus``, ``resources``,
             ``scheduling_strategy`` and ``runtime_env`` for example.
+        success_key: The key of last infos that says whether an episode was a success.
+        record: A file to which each episode is appended as it ends, as a line of JSON. A call that
+            finds it there plays what it lacks, and returns what an uninterrupted one would have.
+            With this or an argument below, one env is played as a suite of one task.
+        max_envs: Of a suite: number of envs, and of processes, at a time. None: two for each core.
+        memory: Of a suite: what all envs may use together, as "20 GiB".
+        gpu_memory: Likewise, of NVIDIA's GPUs. Needs nvidia-ml-py.
+        batch_across_tasks: Of a suite: whether one batch may have envs of several tasks, if their
+            spaces are equal. None: it may.
+        retries: Of a suite: how often an episode is repeated whose env has crashed, raised or taken
+            too long, until it counts as failed. None: twice.
         **vector_options: Arguments of :class:`shmvec.ShmVectorEnv`, ``num_workers`` for example.
             ``faults`` is, by default, ``FaultPolicy(on_crash="restart")``, where neither
-            ``install`` nor the environment says otherwise.
+            ``install`` nor the environment says otherwise. Of a suite: those for one env, where
+            ``step_timeout`` and ``reset_timeout`` (which holds for building an env, too) are 600 s.
 
     Raises:
         ValueError: There are not as many seeds or options as episodes, or an argument is out of
@@ -139,6 +189,29 @@ def evaluate(
     limits = {"time_limit": time_limit, "hard_time_limit": hard_time_limit}
     for name, limit in limits.items():
         checked_seconds(name, limit)
+    of_suite = {
+        "record": record,
+        "max_envs": max_envs,
+        "memory": memory,
+        "gpu_memory": gpu_memory,
+        "batch_across_tasks": batch_across_tasks,
+        "retries": retries,
+    }
+    if is_suite(envs) or any(value is not None for value in of_suite.values()):
+        return _suite(
+            envs,
+            policy,
+            played,
+            seeds is None,
+            [success_key, *keys],
+            {"num_envs": num_envs, **of_suite},
+            {"batch": batch, "batch_size": batch_size},
+            limits,
+            progress,
+            (video_folder, video_episodes),
+            (cluster, actor_options),
+            vector_options,
+        )
     check_policy(policy, batch)
     if not cluster:
         known = [*inspect.signature(evaluate).parameters, *OPTIONS]
@@ -154,6 +227,7 @@ def evaluate(
             keys,
             progress,
             actor_options or {},
+            success_key,
         )
     if actor_options is not None:
         raise ValueError("actor_options are for Ray's actors: they need cluster=True")
@@ -201,7 +275,22 @@ def evaluate(
         raise
     finally:
         ended()
-    return evaluation_of(played, player.steps, keys, time.monotonic() - begin)
+    return _result(played, player.steps, keys, begin, success_key)
+
+
+def _result(
+    played: Sequence[Episode],
+    steps: int,
+    keys: Collection[str],
+    begin: float,
+    success_key: str,
+) -> Evaluation:
+    """The result of one env's episodes; a warning names the keys that no last info has."""
+    result = evaluation_of(played, steps, keys, time.monotonic() - begin, success_key)
+    for key in keys:
+        if key not in result.infos and len(result):
+            logger.warn(f"no episode's last info has {key!r}; it has {list(played[0].info)}")
+    return result
 
 
 def _chosen(
@@ -246,6 +335,7 @@ def _on_nodes(
     keys: Collection[str],
     progress: Any,
     actor_options: Mapping[str, Any],
+    success_key: str,
 ) -> Evaluation:
     """Evaluates on a cluster."""
     from shmvec.cluster.evaluation import play_on_nodes  # imported only where it is needed
@@ -262,7 +352,212 @@ def _on_nodes(
         steps = play_on_nodes(make, policy, _played_on_node, played, how, report, actor_options)
     finally:
         ended()
-    return evaluation_of(played, steps, keys, time.monotonic() - begin)
+    return _result(played, steps, keys, begin, success_key)
+
+
+# ---- suites --------------------------------------------------------------------------------------
+
+
+def _suite(
+    envs: Any,
+    policy: Any,
+    pattern: Sequence[Episode],
+    drawn: bool,
+    keys: Sequence[str],
+    of_suite: dict[str, Any],
+    batches: dict[str, Any],
+    limits: dict[str, float | None],
+    progress: Any,
+    videos: tuple[Any, Collection[int]],
+    nodes: tuple[bool, Mapping[str, Any] | None],
+    vector_options: dict[str, Any],
+) -> Evaluation | SuiteEvaluation:
+    """Evaluates a suite of tasks, or one env as a suite.
+
+    Args:
+        envs: The tasks.
+        policy: Chooses actions.
+        pattern: The episodes of each task.
+        drawn: Whether their seeds were drawn, and a record's hold instead.
+        keys: The keys of last infos that are kept; the first is that of success.
+        of_suite: The arguments of ``evaluate`` that are for suites.
+        batches: Its arguments ``batch`` and ``batch_size``.
+        limits: Its time limits.
+        progress: As for ``evaluate``.
+        videos: The folder of videos, and the episodes to record.
+        nodes: Whether to play on a cluster, and Ray's options for actors.
+        vector_options: Options of exchanges.
+    """
+    begin = time.monotonic()
+    if isinstance(envs, VectorEnv):
+        raise ValueError("a suite, a record and memory= need what makes the envs, no vector env")
+    told = takes(policy, None, None, task=None)
+    check_policy(
+        partial(policy, task=None) if told and callable(policy) else policy, batches["batch"]
+    )
+    refuse_unknown("evaluate", vector_options, [*inspect.signature(evaluate).parameters, *OPTIONS])
+    refused = [name for name in _NOT_FOR_SUITES if vector_options.get(name) is not None]
+    if refused:
+        raise ValueError(
+            f"each env of a suite has a process of its own, without {', '.join(refused)}: "
+            "max_envs= is their number, and retries= says what becomes of faults"
+        )
+    if of_suite["num_envs"] is not None and of_suite["max_envs"] is not None:
+        raise ValueError("num_envs and max_envs are the same here: give one of them")
+    tasks = tasks_of(envs)
+    record = None if of_suite["record"] is None else Record(of_suite["record"])
+    try:
+        plans = _plans(tasks, pattern, drawn, keys, record, videos)
+        how = {
+            "keys": keys,
+            "recording": videos[0] is not None,
+            "batch": batches["batch"],
+            "batch_size": batches["batch_size"],
+            **{name: of_suite[name] for name in ("memory", "gpu_memory", "retries")},
+            "max_envs": of_suite["num_envs"]
+            if of_suite["max_envs"] is None
+            else of_suite["max_envs"],
+            "across": of_suite["batch_across_tasks"],
+            "vector_options": vector_options,
+        }
+        _play(plans, policy, how, record, limits, progress, nodes)
+    finally:
+        if record is not None:
+            record.close()
+    evaluations = {plan.task.name: of_task(plan.episodes, keys, keys[0]) for plan in plans}
+    for key in keys[1:]:
+        played = [each for each in evaluations.values() if len(each)]
+        if played and not any(key in each.infos for each in played):
+            logger.warn(f"no episode's last info has {key!r}")
+    if not is_suite(envs):
+        (plan,) = plans
+        if plan.failure:
+            raise RuntimeError(f"the env could not be built: {plan.failure}")
+        return replace(evaluations[plan.task.name], seconds=time.monotonic() - begin)
+    return SuiteEvaluation(
+        tuple(tasks),
+        evaluations,
+        {plan.task.name: plan.failure for plan in plans if plan.failure},
+        time.monotonic() - begin,
+    )
+
+
+def _plans(
+    tasks: Sequence[Task],
+    pattern: Sequence[Episode],
+    drawn: bool,
+    keys: Sequence[str],
+    record: Record | None,
+    videos: tuple[Any, Collection[int]],
+) -> list[TaskPlan]:
+    """What there is to play of each task, less what the record has."""
+    seeds = [episode.seed for episode in pattern]
+    if record is not None:
+        if not record.head:
+            base = int(np.random.default_rng().integers(_SEEDS))
+            record.begin({"drawn": base if drawn else None})
+        if drawn:  # the same ones when it is resumed
+            base = record.head["drawn"]
+            if base is None:
+                raise ValueError(
+                    f"{record.path} was recorded with seeds=: give the same ones to resume it"
+                )
+            seeds = np.random.default_rng(base).integers(_SEEDS, size=len(seeds)).tolist()
+    plans = []
+    for task in tasks:
+        folder, chosen = videos
+        if folder is not None:
+            folder = os.path.join(os.path.abspath(folder), _file_name(task.name))
+        make = env_fn_of(task, folder, chosen)
+        episodes = [
+            Episode(each.number, seed, each.options, task=task.name)
+            for each, seed in zip(pattern, seeds, strict=True)
+        ]
+        if record is not None:
+            about = {"env": identity_of(task), "info_keys": list(keys)}
+            record.check_task(task.name, about, {"reference": task.reference})
+            for episode in episodes:
+                record.fill(episode)
+        plans.append(TaskPlan(task, make, episodes))
+    return plans
+
+
+def _play(
+    plans: list[TaskPlan],
+    policy: Any,
+    how: dict[str, Any],
+    record: Record | None,
+    limits: dict[str, float | None],
+    progress: Any,
+    nodes: tuple[bool, Mapping[str, Any] | None],
+) -> None:
+    """Plays what there is to play; each episode is recorded, and reported, as it is settled."""
+    begin = time.monotonic()
+    suite = _made_suite(plans, policy, **how)
+    every = [episode for plan in plans for episode in plan.episodes]
+    done = sum(episode.settled for episode in every)
+    report, ended = _progress(progress, len(every), done, suite.seconds_left)
+
+    def settled(episode: Episode) -> None:
+        if record is not None:
+            record.add(episode)
+        report(episode)
+
+    last_start, deadline = (
+        np.inf if limit is None else begin + limit
+        for limit in (limits["time_limit"], limits["hard_time_limit"])
+    )
+    at_once = True
+    try:
+        suite.play(settled, last_start, deadline)
+        at_once = deadline < np.inf
+    finally:
+        try:
+            suite.close(at_once)
+        finally:
+            ended()
+
+
+def _made_suite(
+    plans: Sequence[TaskPlan],
+    policy: Any,
+    *,
+    max_envs: int | None,
+    memory: Any,
+    gpu_memory: Any,
+    retries: int | None,
+    across: bool | None,
+    batch: str,
+    batch_size: int | None,
+    **others: Any,
+) -> SuitePlayer:
+    """A suite whose arguments are checked, with the cores and GPUs of this machine."""
+    budgets = []
+    if memory is not None:
+        budgets.append(Budget("memory", parsed_bytes("memory", memory), resident_bytes))
+    if gpu_memory is not None:
+        budgets.append(Budget("gpu_memory", parsed_bytes("gpu_memory", gpu_memory), gpu_bytes()))
+    most = 2 * usable_cores() if max_envs is None else checked_count("max_envs", max_envs)
+    size = most if batch == "ready" else max(1, most // 2)
+    times = 2 if retries is None else checked_int("retries", retries)
+    if times < 0:
+        raise ValueError(f"retries must not be negative, got {retries}")
+    return SuitePlayer(
+        plans,
+        policy,
+        max_envs=most,
+        budgets=budgets,
+        batch_across_tasks=across is not False,
+        batch_size=size if batch_size is None else checked_count("batch_size", batch_size),
+        fixed=batch == "fixed",
+        retries=times,
+        **others,
+    )
+
+
+def _file_name(name: str) -> str:
+    """A task's name as that of a folder."""
+    return re.sub(r"[^\w.-]+", "-", name).strip(".") or "task"
 
 
 def _episodes(count: int, seeds: Any, options: Any) -> list[Episode]:
@@ -344,17 +639,30 @@ def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | 
 
 
 def _progress(
-    progress: Any, count: int
+    progress: Any, count: int, done: int = 0, left: Callable[[], float] | None = None
 ) -> tuple[Callable[[Episode], object], Callable[[], object]]:
-    """The function to call with each episode that is over, and the one to call at the end."""
+    """The function to call with each episode that is over, and the one to call at the end.
+
+    Args:
+        progress: As for ``evaluate``.
+        count: Number of episodes.
+        done: How many of them are over.
+        left: Estimates how many seconds the others take; None: the bar does.
+    """
     if callable(progress):
         return progress, _nothing
     if progress:
         with suppress(ImportError):
             from tqdm import tqdm
 
-            bar = tqdm(total=count, unit="episode")
-            return lambda episode: bar.update(), bar.close
+            bar = tqdm(total=count, initial=done, unit="episode")
+
+            def show(episode: Episode) -> None:
+                if left is not None:
+                    bar.set_postfix_str(f"about {left():.0f} s left", refresh=False)
+                bar.update()
+
+            return show, bar.close
     return _nothing, _nothing
 
 

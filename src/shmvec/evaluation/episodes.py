@@ -37,6 +37,10 @@ class Episode:
         terminated: Whether it ended in a terminal state, and not by a truncation.
         finished: Whether it has been played.
         repeats: How often it was interrupted by a fault, and repeated.
+        task: Of a suite: the name of its task.
+        failed: Of a suite: why it counts as failed; "": it does not.
+        steps: Of a suite: the steps made, with those before interruptions.
+        seconds: Of a suite: the time it has taken.
     """
 
     number: int
@@ -48,6 +52,20 @@ class Episode:
     terminated: bool = False
     finished: bool = False
     repeats: int = 0
+    task: str = ""
+    failed: str = ""
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has been played, or counts as failed."""
+        return self.finished or bool(self.failed)
+
+    def interrupt(self) -> None:
+        """Has it begin anew."""
+        self.repeats += 1
+        self.return_, self.length = 0.0, 0
 
 
 class EpisodePlayer:
@@ -154,8 +172,7 @@ class EpisodePlayer:
             resets = env in self._begun
             self._begun.discard(env)
             if report is not None and report.cut_off:
-                episode.repeats += 1
-                episode.return_, episode.length = 0.0, 0
+                episode.interrupt()
                 broken.append(env)
             elif resets:
                 begun.append(env)

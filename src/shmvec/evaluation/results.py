@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import logger
 
 from shmvec.evaluation.episodes import Episode
 from shmvec.evaluation.statistics import (
@@ -19,9 +18,9 @@ from shmvec.evaluation.statistics import (
     standard_error,
 )
 
-__all__ = ["Evaluation", "evaluation_of"]
+__all__ = ["SUCCESS", "Evaluation", "evaluation_of"]
 
-_SUCCESS = "is_success"
+SUCCESS = "is_success"
 _SAMPLES = 1000  # resamples for the intervals in a table: enough for two digits, and fast
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 
@@ -40,7 +39,9 @@ class Evaluation:
         steps: Steps made, those of ``repeats`` included.
         repeats: How often an episode was interrupted by a fault, and repeated.
         asked: Number of episodes asked for: more than ``n`` if the time was up.
-        seconds: Duration of the evaluation.
+        seconds: Duration of the evaluation; of a task, of its episodes.
+        success_key: The key of infos that says whether an episode was a success.
+        failed: Of a task, the reasons of the episodes that count as failed, and are in no array.
     """
 
     returns: npt.NDArray[np.float64]
@@ -52,6 +53,8 @@ class Evaluation:
     repeats: int
     asked: int
     seconds: float
+    success_key: str = SUCCESS
+    failed: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """The number of episodes."""
@@ -78,14 +81,22 @@ class Evaluation:
         return interquartile_mean(self.returns)
 
     @property
-    def success_rate(self) -> float:
-        """The share of true ``is_success`` in the last infos that have one; nan if none has.
+    def successes(self) -> npt.NDArray[np.float64]:
+        """What the last infos say of success, float64 ``(n,)``; nan where they say nothing.
 
-        A value that is neither a number nor an array of one does not count.
+        A value that is neither a number nor an array of one says nothing.
         """
-        each = [_number(value) for value in self.infos.get(_SUCCESS, ())]
-        known = [value for value in each if not np.isnan(value)]
-        return float(np.mean(known)) if known else float("nan")
+        each = self.infos.get(self.success_key, [None] * len(self))
+        return np.array([_number(value) for value in each], np.float64)
+
+    @property
+    def success_rate(self) -> float:
+        """The share of successes among the episodes that say so, and those that count as failed.
+
+        It is nan if no episode says whether it was a success.
+        """
+        known = self.successes[~np.isnan(self.successes)]
+        return float(known.sum() / (len(known) + len(self.failed))) if len(known) else float("nan")
 
     def confidence_interval(
         self,
@@ -137,6 +148,8 @@ class Evaluation:
         lines = [f"{len(self)} episodes of {self.asked}, {self.steps} steps, {self.seconds:.1f} s"]
         if self.repeats:
             lines[0] += f", {self.repeats} repeated"
+        if self.failed:
+            lines[0] += f", {len(self.failed)} failed"
         if len(self):
             low, high = self.confidence_interval("mean", samples=_SAMPLES)
             low_middle, high_middle = self.confidence_interval(samples=_SAMPLES)
@@ -150,25 +163,28 @@ class Evaluation:
                 f"| length | {self.lengths.mean():,.2f} | "
                 f"{standard_error(self.lengths.astype(np.float64)):,.2f} | | | |",
             ]
-            if _SUCCESS in self.infos:
+            if self.success_key in self.infos:
                 lines += [f"| success | {self.success_rate:.3f} | | | | |"]
         return "\n".join(lines)
 
 
 def evaluation_of(
-    played: Sequence[Episode], steps: int, keys: Collection[str], seconds: float
+    played: Sequence[Episode],
+    steps: int,
+    keys: Collection[str],
+    seconds: float,
+    success_key: str = SUCCESS,
 ) -> Evaluation:
     """The result of the episodes before the first unfinished one."""
     # Only the episodes before the first unfinished one count: if all finished ones did, short
     # episodes would be more likely to count than long ones.
-    counted = list(itertools.takewhile(lambda episode: episode.finished, played))
+    settled = list(itertools.takewhile(lambda episode: episode.settled, played))
+    counted = [episode for episode in settled if episode.finished]
     infos = {}
-    for key in dict.fromkeys([_SUCCESS, *keys]):
+    for key in dict.fromkeys([success_key, *keys]):
         values = [episode.info.get(key) for episode in counted]
         if any(value is not None for value in values):
             infos[key] = _array(values)
-        elif key in keys and counted:
-            logger.warn(f"no episode's last info has {key!r}; it has {list(counted[0].info)}")
     return Evaluation(
         returns=np.array([episode.return_ for episode in counted], np.float64),
         lengths=np.array([episode.length for episode in counted], np.int64),
@@ -179,6 +195,8 @@ def evaluation_of(
         repeats=sum(episode.repeats for episode in played),
         asked=len(played),
         seconds=seconds,
+        success_key=success_key,
+        failed=tuple(episode.failed for episode in settled if episode.failed),
     )
 
 

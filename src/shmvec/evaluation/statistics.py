@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,9 @@ __all__ = [
     "confidence_interval",
     "interquartile_mean",
     "means",
+    "of_groups",
     "standard_error",
+    "stratified_interval",
 ]
 
 Values = npt.NDArray[np.float64]
@@ -76,17 +78,25 @@ def confidence_interval(
     Raises:
         ValueError: There is no such statistic, or the level is not between 0 and 1.
     """
+    _check(statistic, level, samples)
+    if not len(values):
+        return float("nan"), float("nan")
+    each = STATISTICS[statistic]
+    random = np.random.default_rng(seed)
+    return _middle(_resampled(values, each, samples, random), level)
+
+
+def _check(statistic: str, level: float, samples: int) -> None:
     if statistic not in STATISTICS:
         raise ValueError(f"statistic must be one of {', '.join(STATISTICS)}, got {statistic!r}")
     if not 0 < level < 1 or samples < 1:
         raise ValueError(
             f"level must lie between 0 and 1, and samples be positive, got {level} and {samples}"
         )
-    if not len(values):
-        return float("nan"), float("nan")
-    each = STATISTICS[statistic]
-    random = np.random.default_rng(seed)
-    found = _resampled(values, each, samples, random)
+
+
+def _middle(found: Values, level: float) -> tuple[float, float]:
+    """The ends of the middle part of resampled statistics."""
     with np.errstate(invalid="ignore"):
         low, high = np.percentile(found, (50 * (1 - level), 50 * (1 + level)))
     return float(low), float(high)
@@ -105,3 +115,56 @@ def _resampled(
         drawn = random.integers(len(values), size=(end - begin, len(values)))
         found[begin:end] = each(values[drawn])
     return found
+
+
+def of_groups(groups: Sequence[Values], statistic: str) -> float:
+    """A statistic over groups of values, each of which counts alike.
+
+    The mean is that of the groups' means; the interquartile mean is that of all values together,
+    as in rliable.
+
+    Args:
+        groups: Arrays of values, none of them empty.
+        statistic: One of ``STATISTICS``.
+    """
+    return float(_over_groups([group[None] for group in groups], statistic)[0])
+
+
+def _over_groups(groups: Sequence[Values], statistic: str) -> Values:
+    """A statistic over groups of rows, one value for each row."""
+    if statistic == "mean":
+        return means(np.stack([means(group) for group in groups], axis=1))
+    return STATISTICS[statistic](np.concatenate(groups, axis=1))
+
+
+def stratified_interval(
+    groups: Sequence[Values], statistic: str, level: float, samples: int, seed: int
+) -> tuple[float, float]:
+    """The interval of a statistic over groups, by a bootstrap that resamples within each group.
+
+    Args:
+        groups: As for :func:`of_groups`.
+        statistic: Likewise.
+        level: The interval's confidence level.
+        samples: Number of resamples.
+        seed: Seed of the resampling.
+
+    Returns:
+        The interval's lower and upper end; nan where there are no values.
+
+    Raises:
+        ValueError: As :func:`confidence_interval`.
+    """
+    _check(statistic, level, samples)
+    if not groups:
+        return float("nan"), float("nan")
+    random = np.random.default_rng(seed)
+    found = np.empty(samples)
+    some = max(1, _AT_ONCE // sum(map(len, groups)))
+    for begin in range(0, samples, some):
+        end = min(samples, begin + some)
+        drawn = [
+            group[random.integers(len(group), size=(end - begin, len(group)))] for group in groups
+        ]
+        found[begin:end] = _over_groups(drawn, statistic)
+    return _middle(found, level)

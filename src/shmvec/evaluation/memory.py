@@ -1,0 +1,140 @@
+"""The memory that the processes of envs use, of the machine and of its GPUs, and a limit to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shmvec._cores import descendants
+
+__all__ = ["Budget", "gpu_bytes", "parsed_bytes", "resident_bytes"]
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    f"{unit}IB": 1 << 10 * power for power, unit in enumerate("KMGT", 1)
+}
+_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*")
+
+
+def parsed_bytes(name: str, size: int | float | str) -> int:
+    """A number of bytes: "20 GiB", "500 MB" or a number.
+
+    Raises:
+        ValueError: It is not positive, or no such text.
+        TypeError: It is neither a number nor a text.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
+        raise TypeError(f"{name} must be a number of bytes or a text as '20 GiB', got {size!r}")
+    match = _SIZE.fullmatch(str(size)) if isinstance(size, str) else None
+    if isinstance(size, str):
+        if match is None or match[2].upper() not in _UNITS:
+            raise ValueError(f"{name} must be a size as '20 GiB' or '500 MB', got {size!r}")
+        size = float(match[1]) * _UNITS[match[2].upper()]
+    if not 0 < size < float("inf"):
+        raise ValueError(f"{name} must be positive, got {size!r}")
+    return int(size)
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory of a process and all below it; what processes share counts in equal parts."""
+    return sum(map(_of_process, [pid, *descendants(pid)]))
+
+
+def _of_process(pid: int) -> int:
+    with suppress(OSError, ValueError, IndexError):  # it has ended
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            for line in file:
+                if line.startswith(b"Pss:"):
+                    return 1024 * int(line.split()[1])
+    with suppress(OSError, ValueError, IndexError):  # a kernel without that file
+        for text in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
+            if text.startswith("RssAnon:"):
+                return 1024 * int(text.split()[1])
+    return 0
+
+
+def gpu_bytes() -> Callable[[int], int]:
+    """A function that returns the memory of a process, and of all below it, on NVIDIA's GPUs.
+
+    Raises:
+        ImportError: nvidia-ml-py is not installed.
+        RuntimeError: There is no NVIDIA GPU, or its driver does not answer.
+    """
+    try:
+        import pynvml
+    except ImportError as error:
+        raise ImportError("gpu_memory= needs nvidia-ml-py: pip install nvidia-ml-py") from error
+    try:
+        pynvml.nvmlInit()
+        devices = [
+            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+        ]
+    except pynvml.NVMLError as error:
+        raise RuntimeError(
+            f"gpu_memory= needs an NVIDIA GPU, and there is none: {error}"
+        ) from error
+
+    def used(pid: int) -> int:
+        family = {pid, *descendants(pid)}
+        found: dict[tuple[int, int], int] = {}  # one process may compute and draw: counted once
+        for number, device in enumerate(devices):
+            for ask in (
+                pynvml.nvmlDeviceGetComputeRunningProcesses,
+                pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+            ):
+                with suppress(pynvml.NVMLError):
+                    for each in ask(device):
+                        if each.pid in family and each.usedGpuMemory is not None:
+                            key = number, each.pid
+                            found[key] = max(found.get(key, 0), each.usedGpuMemory)
+        return sum(found.values())
+
+    return used
+
+
+class Budget:
+    """A limit to one kind of memory, and what the envs of each task have needed of it at most.
+
+    Attributes:
+        name: The option that sets the limit.
+        limit: The limit, in bytes.
+    """
+
+    def __init__(self, name: str, limit: int, measure: Callable[[int], int]) -> None:
+        """Sets a limit, in bytes; ``measure`` returns the bytes of a process and all below it."""
+        self.name = name
+        self.limit = limit
+        self._measure = measure
+        self._most: dict[str, int] = {}  # by task
+        self._now: dict[Any, int] = {}  # by env
+
+    def look(self, envs: Iterable[tuple[Any, str, int | None, bool]]) -> bool:
+        """Measures all envs that run; whether they fit.
+
+        Args:
+            envs: Each env, its task, its process if it has one yet, and whether it plays: what is
+                still being built needs more later.
+        """
+        self._now = {}
+        for env, task, pid, plays in envs:
+            self._now[env] = 0 if pid is None else self._measure(pid)
+            if plays:
+                self._most[task] = max(self._most.get(task, 0), self._now[env])
+        return sum(self._now.values()) <= self.limit
+
+    def has_room(self, task: str, running: Iterable[tuple[Any, str]]) -> bool:
+        """Whether one more env of a task fits beside those that run.
+
+        An env counts with the most that one of its task has needed; of a task that has not been
+        seen yet, with the most of any. Until one has been seen, only one may run.
+
+        Args:
+            task: The task.
+            running: The envs that run, and their tasks.
+        """
+        others = list(running)
+        most = max(self._most.values(), default=self.limit)
+        needed = sum(max(self._most.get(of, most), self._now.get(env, 0)) for env, of in others)
+        return not others or needed + self._most.get(task, most) <= self.limit

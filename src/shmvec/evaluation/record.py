@@ -1,0 +1,237 @@
+"""The record of a suite: a file of JSON lines, one an episode, with which it is resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shmvec.evaluation.episodes import Episode
+
+__all__ = ["Record", "plain", "read_lines", "recorded_episodes"]
+
+_FORMAT = 1
+_SYNC_S = 1.0  # after a power cut, at most the episodes of so many seconds are played again
+
+
+class Record:
+    """A file to which each episode is appended as it ends.
+
+    Its first line says how the episodes were chosen; each further line is that of a task, before
+    its first episode, or that of an episode. What a crash has left of a last line is cut off.
+    """
+
+    def __init__(self, file: str | os.PathLike[str]) -> None:
+        """Opens the file, which is made if there is none, and reads what it has.
+
+        Raises:
+            ValueError: It is no record, or a line in the middle of it is damaged.
+            BlockingIOError: Another evaluation is writing it.
+        """
+        self.path = Path(file)
+        self._file = open(self.path, "a+b")  # noqa: SIM115  # until `close`
+        try:
+            self._lock()
+            lines, whole = read_lines(self.path)
+            self._file.truncate(whole)
+        except BaseException:
+            self._file.close()
+            raise
+        self.head: dict[str, Any] = lines[0] if lines else {}
+        self.tasks: dict[str, dict[str, Any]] = {}
+        self._episodes: dict[tuple[str, int], dict[str, Any]] = {}
+        for line in lines[1:]:
+            if "episode" in line:  # the first one counts, should there be two
+                self._episodes.setdefault((line["task"], line["episode"]), line)
+            else:
+                self.tasks[line["task"]] = line
+        self._synced = time.monotonic()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"another evaluation is writing {self.path}: wait for its end, or give this one a "
+                "record of its own"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+
+    def begin(self, head: Mapping[str, Any]) -> None:
+        """Writes the first line of a new record."""
+        self.head = {"shmvec": _FORMAT, **head}
+        self._write(self.head)
+
+    def check_task(self, name: str, about: Mapping[str, Any], besides: Mapping[str, Any]) -> None:
+        """Checks that a task is the one that was recorded under its name; records a new one.
+
+        Args:
+            name: Its name.
+            about: What may not change.
+            besides: What else is recorded of it.
+
+        Raises:
+            ValueError: It is another one.
+        """
+        known = self.tasks.get(name)
+        if known is None:
+            self.tasks[name] = {"task": name, **about, **besides}
+            self._write(self.tasks[name])
+            return
+        for key, value in about.items():
+            if known.get(key) != value:
+                raise ValueError(
+                    f"{self.path} was recorded with another {key} of task {name!r}: "
+                    f"{known.get(key)}, and not {value}. Give this evaluation another record."
+                )
+
+    def fill(self, episode: Episode) -> bool:
+        """Fills in what is recorded of an episode; whether there is anything.
+
+        Raises:
+            ValueError: What is recorded was played from another seed, or with other options.
+        """
+        line = self._episodes.get((episode.task, episode.number))
+        if line is None:
+            return False
+        options = plain(episode.options)
+        if line["seed"] != episode.seed or line.get("options") != options:
+            raise ValueError(
+                f"{self.path} has episode {episode.number} of task {episode.task!r} with seed "
+                f"{line['seed']} and options {line.get('options')}, and not with {episode.seed} "
+                f"and {options}. Give this evaluation another record."
+            )
+        _fill(episode, line)
+        return True
+
+    def add(self, episode: Episode) -> None:
+        """Appends an episode that has ended, or counts as failed."""
+        line = {"task": episode.task, "episode": episode.number, "seed": episode.seed}
+        if episode.options is not None:
+            line["options"] = plain(episode.options)
+        line |= {_KEYS.get(name, name): getattr(episode, name) for name in _FIELDS}
+        self._write(line)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line).encode() + b"\n")
+        self._file.flush()
+        if time.monotonic() >= self._synced + _SYNC_S:
+            self._sync()
+
+    def _sync(self) -> None:
+        os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Closes the file, once it is on the disk."""
+        with contextlib.suppress(OSError), self._file:
+            self._sync()
+
+
+# What a line has of an episode, besides what identifies it.
+_FIELDS = ("return_", "length", "terminated", "info", "failed", "repeats", "steps", "seconds")
+_KEYS = {"return_": "return"}
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines of a record, and the number of bytes that they take.
+
+    What follows the last whole line, as a crash or a power cut has left it, is passed over.
+
+    Raises:
+        ValueError: It is no record, or a line in the middle of it is damaged.
+    """
+    lines, whole, torn = [], 0, 0
+    with open(path, "rb") as file:
+        for number, text in enumerate(file, 1):
+            line = _parsed(text)
+            if line is None:
+                torn = torn or number
+                continue
+            if torn:
+                raise ValueError(
+                    f"{path}, line {torn} is damaged, and more lines follow it: delete it, and its "
+                    "episode is played again"
+                )
+            lines.append(line)
+            whole += len(text)
+    if (not lines and torn and path.stat().st_size and not _is_torn_head(path)) or (
+        lines and lines[0].get("shmvec") != _FORMAT
+    ):
+        raise ValueError(f"{path} is no record of an evaluation: name another file")
+    return lines, whole
+
+
+def _is_torn_head(path: Path) -> bool:
+    """Whether a file without a whole line is the beginning of a record, or zeros."""
+    content = path.read_bytes()
+    head = b'{"shmvec"'
+    return content.startswith(head[: len(content)]) or not content.strip(b"\0")
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """A line's content; None: the line is torn."""
+    if not text.endswith(b"\n"):
+        return None
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: arrays become lists, or, of one value, that; what is left, its repr.
+
+    A recorded value, read again, is equal to this.
+    """
+    try:
+        return _plain(value)
+    except Exception as error:  # it refers to itself, or its class has a fault
+        return f"<{type(value).__name__}: {type(error).__name__}>"
+
+
+def _plain(value: Any) -> Any:
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.ndarray) and value.size == 1:
+        return _plain(value.item())
+    if isinstance(value, np.longdouble):
+        return float(value)
+    if hasattr(value, "tolist") and not isinstance(value, np.clongdouble):  # an array, a tensor
+        return _plain(value.tolist())
+    return repr(value)
+
+
+def recorded_episodes(lines: Sequence[Mapping[str, Any]]) -> Iterator[Episode]:
+    """The episodes of a record's lines, each once."""
+    seen = set()
+    for line in lines:
+        key = line.get("task"), line.get("episode")
+        if "episode" in line and key not in seen:
+            seen.add(key)
+            episode = Episode(line["episode"], line["seed"], line.get("options"))
+            episode.task = line["task"]
+            _fill(episode, line)
+            yield episode
+
+
+def _fill(episode: Episode, line: Mapping[str, Any]) -> None:
+    for name in _FIELDS:
+        setattr(episode, name, line[_KEYS.get(name, name)])
+    episode.finished = not episode.failed

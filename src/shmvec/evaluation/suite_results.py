@@ -1,0 +1,411 @@
+"""What the evaluation of a suite has found: by task, over all tasks, and beside another one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shmvec.evaluation.episodes import Episode
+from shmvec.evaluation.record import read_lines, recorded_episodes
+from shmvec.evaluation.results import SUCCESS, Evaluation, evaluation_of
+from shmvec.evaluation.statistics import Values, of_groups, stratified_interval
+from shmvec.evaluation.tasks import Task
+
+__all__ = ["Comparison", "SuiteEvaluation", "TaskDifference", "of_task"]
+
+_SAMPLES = 1000  # resamples for the intervals in a table
+
+
+@dataclass(frozen=True, eq=False)
+class SuiteEvaluation(Mapping[str, Evaluation]):
+    """The evaluations of a suite's tasks, by name: ``result["task"]`` is an :class:`Evaluation`.
+
+    Statistics over tasks are of scores. Those are, whichever is first known of all tasks that have
+    episodes: normalised returns (:attr:`Task.reference`), successes, returns.
+
+    Attributes:
+        tasks: The tasks.
+        evaluations: Their evaluations, by name.
+        failures: By name, why the env of a task could not be built.
+        seconds: Duration of this evaluation, without what was resumed.
+    """
+
+    tasks: tuple[Task, ...]
+    evaluations: dict[str, Evaluation]
+    failures: dict[str, str]
+    seconds: float
+
+    def __getitem__(self, name: str) -> Evaluation:
+        """The evaluation of a task."""
+        return self.evaluations[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the tasks."""
+        return iter(self.evaluations)
+
+    def __len__(self) -> int:
+        """The number of tasks."""
+        return len(self.evaluations)
+
+    @classmethod
+    def read(cls, record: str | os.PathLike[str], *, success_key: str = SUCCESS) -> SuiteEvaluation:
+        """The result of the episodes that a record has.
+
+        Args:
+            record: A file that ``evaluate(..., record=)`` has written.
+            success_key: The key of infos that says whether an episode was a success.
+
+        Raises:
+            ValueError: It is no record, or it is damaged.
+        """
+        lines, _ = read_lines(Path(record))
+        played: dict[str, list[Episode]] = {}
+        tasks: list[Task] = []
+        keys: dict[str, list[str]] = {}
+        for line in lines[1:]:
+            if "episode" not in line:
+                name, reference = line["task"], line["reference"]
+                keys[name] = line["info_keys"]
+                tasks.append(
+                    Task(
+                        line["env"],
+                        reference=None if reference is None else tuple(reference),
+                        name=name,
+                        index=len(tasks),
+                    )
+                )
+        for episode in recorded_episodes(lines):
+            played.setdefault(episode.task, []).append(episode)
+        evaluations = {}
+        for task in tasks:
+            episodes = sorted(played.get(task.name, ()), key=lambda each: each.number)
+            evaluations[task.name] = of_task(episodes, keys[task.name], success_key)
+        seconds = sum(each.seconds for each in evaluations.values())
+        return cls(tuple(tasks), evaluations, {}, seconds)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all episodes of all tasks have been played."""
+        return not self.failures and all(each.complete for each in self.evaluations.values())
+
+    @property
+    def score(self) -> str:
+        """What statistics over tasks are of: "normalised return", "success" or "return"."""
+        played = [task for task in self.tasks if len(self[task.name])]
+        if played and all(task.reference is not None for task in played):
+            return "normalised return"
+        if played and all(self[task.name].success_key in self[task.name].infos for task in played):
+            return "success"
+        return "return"
+
+    def scores(self, score: str | None = None) -> dict[str, npt.NDArray[np.float64]]:
+        """The scores of the episodes of each task that has any.
+
+        An episode that counts as failed is no success; it has no return.
+
+        Args:
+            score: As :attr:`score`, which None stands for.
+
+        Raises:
+            ValueError: There is no such score, or a task has no reference.
+        """
+        kind = self.score if score is None else score
+        found = {}
+        for task in self.tasks:
+            each = self[task.name]
+            if kind == "return":
+                values = each.returns
+            elif kind == "success":
+                successes = each.successes
+                values = np.append(successes[~np.isnan(successes)], np.zeros(len(each.failed)))
+            elif kind == "normalised return":
+                if task.reference is None:
+                    raise ValueError(f"task {task.name!r} has no reference to normalise returns by")
+                low, high = task.reference
+                values = (each.returns - low) / (high - low)
+            else:
+                raise ValueError(
+                    f"score must be 'return', 'success' or 'normalised return', got {score!r}"
+                )
+            if len(values):
+                found[task.name] = values
+        return found
+
+    @property
+    def mean(self) -> float:
+        """The mean of the tasks' mean scores: each task counts alike."""
+        return self._over_tasks("mean")
+
+    @property
+    def interquartile_mean(self) -> float:
+        """The mean of the middle half of all episodes' scores."""
+        return self._over_tasks("interquartile_mean")
+
+    @property
+    def success_rate(self) -> float:
+        """The mean of the tasks' success rates; nan if none has one."""
+        rates = [each.success_rate for each in self.evaluations.values()]
+        known = [rate for rate in rates if not np.isnan(rate)]
+        return float(np.mean(known)) if known else float("nan")
+
+    def _over_tasks(self, statistic: str) -> float:
+        groups = list(self.scores().values())
+        return of_groups(groups, statistic) if groups else float("nan")
+
+    def confidence_interval(
+        self,
+        statistic: str = "interquartile_mean",
+        *,
+        level: float = 0.95,
+        samples: int = 10_000,
+        seed: int = 0,
+    ) -> tuple[float, float]:
+        """The confidence interval of a statistic of the scores over all tasks.
+
+        It is the stratified percentile bootstrap, as in rliable: episodes are resampled within each
+        task, so it says how much the result depends on the episodes, and not on the tasks.
+
+        Args:
+            statistic: "interquartile_mean" or "mean".
+            level: The interval's confidence level.
+            samples: Number of resamples.
+            seed: Seed of the resampling.
+
+        Raises:
+            ValueError: There is no such statistic, or an argument is out of range.
+        """
+        return stratified_interval(list(self.scores().values()), statistic, level, samples, seed)
+
+    def compared_with(
+        self, other: SuiteEvaluation, *, level: float = 0.95, samples: int = 10_000, seed: int = 0
+    ) -> Comparison:
+        """What changes from this result to another one, with intervals.
+
+        Only episodes that both have, by task and seed, are compared, each with its like: where a
+        seed decides much of an episode, small differences show. Of a hundred tasks that do not
+        differ, five seem to at a level of 95 %.
+
+        Args:
+            other: The other result.
+            level: The intervals' confidence level.
+            samples: Number of resamples.
+            seed: Seed of the resampling.
+
+        Raises:
+            ValueError: They have no episode in common, or an argument is out of range.
+        """
+        kind = self.score if self.score == other.score else "return"
+        rows, groups = [], []
+        for name in self:
+            if name in other:
+                mine, others = _paired(self, other, name, kind)
+                if len(mine):
+                    change = others - mine
+                    interval = stratified_interval([change], "mean", level, samples, seed)
+                    means = float(mine.mean()), float(others.mean())
+                    rows.append(TaskDifference(name, len(mine), *means, interval))
+                    groups.append(change)
+        if not rows:
+            raise ValueError("the two results have no episode in common, by task and seed")
+        overall = TaskDifference(
+            "all tasks",
+            sum(row.episodes for row in rows),
+            float(np.mean([row.before for row in rows])),
+            float(np.mean([row.after for row in rows])),
+            stratified_interval(groups, "mean", level, samples, seed),
+        )
+        return Comparison(kind, level, tuple(rows), overall)
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Columns with a row for each episode, by name, "task" first."""
+        tables = {name: each.columns() for name, each in self.evaluations.items() if len(each)}
+        keys = dict.fromkeys(key for table in tables.values() for key in table)
+        columns: dict[str, npt.NDArray[Any]] = {
+            "task": np.array([name for name, each in self.items() for _ in range(len(each))])
+        }
+        for key in keys:
+            parts = [
+                table.get(key, np.full(len(self[name]), None)) for name, table in tables.items()
+            ]
+            columns[key] = np.concatenate(parts)
+        return columns
+
+    def to_pandas(self) -> Any:
+        """A DataFrame, a row for each episode.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install pandas") from error
+        return pandas.DataFrame(self.columns())
+
+    def __str__(self) -> str:
+        """The results as a table, a row for each task."""
+        played = sum(map(len, self.evaluations.values()))
+        asked = sum(each.asked for each in self.evaluations.values())
+        repeats = sum(each.repeats for each in self.evaluations.values())
+        failed = sum(len(each.failed) for each in self.evaluations.values())
+        head = f"{len(self)} tasks, {played} episodes of {asked}, {self.seconds:.1f} s"
+        head += f", {repeats} repeated" if repeats else ""
+        head += f", {failed} failed" if failed else ""
+        with_success = any(each.success_key in each.infos for each in self.evaluations.values())
+        normalised = any(task.reference is not None for task in self.tasks)
+        titles = ["task", "episodes", "return", "95 % of the mean", "interquartile mean", "length"]
+        titles += ["success"] * with_success + ["normalised"] * normalised
+        rows = [titles, ["---"] + ["--:"] * (len(titles) - 1)]
+        for task in self.tasks:
+            rows.append(self._row(task, with_success, normalised))
+        lines = [head, "", *(f"| {' | '.join(row)} |" for row in rows)]
+        if any(map(len, self.evaluations.values())):
+            lines += ["", f"Over tasks, the {self.score}:", ""]
+            lines += ["| | | 95 % of it |", "|---|--:|--:|"]
+            for name, value in (
+                ("mean", self.mean),
+                ("interquartile mean", self.interquartile_mean),
+            ):
+                low, high = self.confidence_interval(name.replace(" ", "_"), samples=_SAMPLES)
+                lines.append(f"| {name} | {value:,.3f} | {low:,.3f} to {high:,.3f} |")
+        for name, reason in self.failures.items():
+            lines += ["", f"{name}: its env could not be built: {reason.splitlines()[0]}"]
+        for name, each in self.items():
+            for reason in dict.fromkeys(each.failed):
+                count = each.failed.count(reason)
+                lines += ["", f"{name}: {count} failed: {reason.splitlines()[0]}"]
+        return "\n".join(lines)
+
+    def _row(self, task: Task, with_success: bool, normalised: bool) -> list[str]:
+        each = self[task.name]
+        name = task.name.replace("|", "\\|")
+        if not len(each):
+            cells = [name, f"0 of {each.asked}"] + [""] * (4 + with_success + normalised)
+            return cells
+        count = f"{len(each)}" if each.complete else f"{len(each)} of {each.asked}"
+        low, high = each.confidence_interval("mean", samples=_SAMPLES)
+        cells = [name, count, f"{each.mean:,.2f}", f"{low:,.2f} to {high:,.2f}"]
+        cells += [f"{each.interquartile_mean:,.2f}", f"{each.lengths.mean():,.1f}"]
+        if with_success:
+            cells.append("" if np.isnan(each.success_rate) else f"{each.success_rate:.3f}")
+        if normalised:
+            reference = task.reference
+            cells.append(
+                ""
+                if reference is None
+                else f"{(each.mean - reference[0]) / (reference[1] - reference[0]):.3f}"
+            )
+        return cells
+
+
+def of_task(episodes: Sequence[Episode], keys: Collection[str], success_key: str) -> Evaluation:
+    """The evaluation of a task's episodes, in order."""
+    return evaluation_of(
+        episodes,
+        sum(each.steps for each in episodes),
+        keys,
+        sum(each.seconds for each in episodes),
+        success_key,
+    )
+
+
+def _paired(
+    one: SuiteEvaluation, other: SuiteEvaluation, name: str, kind: str
+) -> tuple[Values, Values]:
+    """The scores of the episodes of a task that two results share, in the same order."""
+    found = []
+    for result in (one, other):
+        each = result[name]
+        values = each.successes if kind == "success" else each.returns
+        if kind == "normalised return":
+            task = next(task for task in result.tasks if task.name == name)
+            assert task.reference is not None
+            low, high = task.reference
+            values = (values - low) / (high - low)
+        found.append(
+            {
+                seed: value
+                for seed, value in zip(each.seeds.tolist(), values.tolist(), strict=True)
+                if not np.isnan(value)
+            }
+        )
+    seeds = [seed for seed in found[0] if seed in found[1]]
+    return (
+        np.array([found[0][seed] for seed in seeds], np.float64),
+        np.array([found[1][seed] for seed in seeds], np.float64),
+    )
+
+
+@dataclass(frozen=True)
+class TaskDifference:
+    """How one task differs between two results.
+
+    Attributes:
+        task: Its name.
+        episodes: Number of episodes that both results have.
+        before: Their mean score in the first result.
+        after: Their mean score in the second result.
+        interval: The confidence interval of the change.
+    """
+
+    task: str
+    episodes: int
+    before: float
+    after: float
+    interval: tuple[float, float]
+
+    @property
+    def change(self) -> float:
+        """How much the score changes from the first result to the second one."""
+        return self.after - self.before
+
+    @property
+    def differs(self) -> bool:
+        """Whether the interval of the change excludes 0."""
+        return self.interval[0] > 0 or self.interval[1] < 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two results of a suite beside each other.
+
+    Attributes:
+        score: What is compared, as :attr:`SuiteEvaluation.score`.
+        level: The intervals' confidence level.
+        tasks: The tasks that both have, in the order of the first one.
+        overall: The same over all tasks: each counts alike.
+    """
+
+    score: str
+    level: float
+    tasks: tuple[TaskDifference, ...]
+    overall: TaskDifference
+
+    @property
+    def differing(self) -> list[str]:
+        """The names of the tasks whose interval excludes 0."""
+        return [each.task for each in self.tasks if each.differs]
+
+    def __str__(self) -> str:
+        """The comparison as a table."""
+        level = f"{100 * self.level:g} %"
+        lines = [
+            f"{len(self.differing)} of {len(self.tasks)} tasks differ in their {self.score}",
+            "",
+            f"| task | episodes | before | after | change | {level} of it | differs |",
+            "|---|--:|--:|--:|--:|--:|---|",
+        ]
+        for each in (*self.tasks, self.overall):
+            low, high = each.interval
+            lines.append(
+                f"| {each.task} | {each.episodes} | {each.before:,.3f} | {each.after:,.3f} | "
+                f"{each.change:+,.3f} | {low:+,.3f} to {high:+,.3f} | "
+                f"{'yes' if each.differs else ''} |"
+            )
+        return "\n".join(lines)

@@ -1,0 +1,224 @@
+"""The tasks of a suite: what makes their envs, and what the policy is told of them."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import json
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from shmvec._hints import did_you_mean, found_spec, refuse_unknown
+from shmvec._named import find_env
+from shmvec.evaluation.episodes import recorded
+
+__all__ = ["Task", "env_fn_of", "identity_of", "is_suite", "read_suite", "tasks_of"]
+
+EnvFn = Callable[[], gym.Env[Any, Any]]
+Source: TypeAlias = "str | EnvSpec | EnvFn"
+
+_WILDCARDS = "*?["
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a suite.
+
+    Attributes:
+        env: What makes its env: an id of Gymnasium's registry ("module:Env-v0" to import a module
+            first), "module:function", "path/file.py:function", a spec, or a function.
+        kwargs: Arguments of the env, where ``env`` is a text or a spec.
+        instruction: What a policy is to do, in words or as anything else; only the policy reads it.
+        reference: The returns of a random policy and of a human or an expert. Where all tasks have
+            them, scores are normalised: 0 and 1 are these two.
+        name: Its name, which :func:`shmvec.evaluate` sets.
+        index: Its place in the suite, which :func:`shmvec.evaluate` sets.
+    """
+
+    env: Source
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    instruction: Any = None
+    reference: tuple[float, float] | None = None
+    name: str = ""
+    index: int = -1
+
+    def __post_init__(self) -> None:
+        """Checks the reference.
+
+        Raises:
+            ValueError: It is not two different numbers.
+        """
+        if self.reference is not None:
+            low, high = map(float, self.reference)
+            if not abs(high - low) > 0:
+                raise ValueError(
+                    f"reference must be the returns of a random policy and of an expert, two "
+                    f"different numbers, got {self.reference!r}"
+                )
+            object.__setattr__(self, "reference", (low, high))
+
+
+Suite: TypeAlias = "str | Mapping[str, Source | Task] | Sequence[str | EnvSpec | Task]"
+
+
+def is_suite(envs: Any) -> bool:
+    """Whether ``evaluate`` is given tasks, and not one env."""
+    if isinstance(envs, str):
+        return any(each in envs for each in _WILDCARDS)
+    if isinstance(envs, Mapping):
+        return True
+    return isinstance(envs, (list, tuple)) and any(
+        isinstance(each, (str, EnvSpec, Task)) for each in envs
+    )
+
+
+def tasks_of(envs: Any) -> list[Task]:
+    """The tasks of a suite, or of one env; none of their envs is built.
+
+    Raises:
+        ValueError: There are none, two have the same name, or there is no such id, file or module.
+        TypeError: One is something else.
+    """
+    if isinstance(envs, str) and is_suite(envs):
+        named: list[tuple[str, Any]] = [(name, name) for name in _matching(envs)]
+    elif isinstance(envs, Mapping):
+        named = list(envs.items())
+    elif is_suite(envs):
+        named = [(_name(each), each) for each in envs]
+    else:
+        named = [(_name(envs), envs)]
+    if not named:
+        raise ValueError("a suite needs at least one task")
+    tasks: dict[str, Task] = {}
+    for index, (name, each) in enumerate(named):
+        task = each if isinstance(each, Task) else Task(each)
+        if not isinstance(name, str) or not name or "\n" in name:
+            raise TypeError(f"the name of a task must be a text of one line, got {name!r}")
+        if name in tasks:
+            raise ValueError(f"two tasks are called {name!r}: give a dict, from names to envs")
+        tasks[name] = replace(task, name=name, index=index)
+        env_fn_of(tasks[name])  # its id, file or module is looked for now, and not hours later
+    return list(tasks.values())
+
+
+def _name(source: Any) -> str:
+    if isinstance(source, Task):
+        return source.name or _name(source.env)
+    if isinstance(source, str):
+        return source
+    if isinstance(source, EnvSpec):
+        return source.id
+    return str(getattr(source, "__qualname__", None) or type(source).__qualname__)
+
+
+def _matching(pattern: str) -> list[str]:
+    """The ids of Gymnasium's registry that match, the newest version of each if none is named."""
+    module, _, pattern = pattern.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    found = [id for id in gym.registry if fnmatch.fnmatchcase(id, pattern)]
+    if not found:
+        hint = did_you_mean([pattern.strip(_WILDCARDS)], gym.registry)
+        raise ValueError(f"no id of Gymnasium's registry matches {pattern!r}{hint}")
+    prefix = f"{module}:" if module else ""
+    return [prefix + id for id in found]
+
+
+def env_fn_of(task: Task, folder: str | None = None, episodes: Collection[int] = ()) -> EnvFn:
+    """The function that makes a task's env.
+
+    Args:
+        task: The task.
+        folder: Where videos are written; None: nowhere.
+        episodes: The episodes that are recorded, by number.
+
+    Raises:
+        ValueError: There is no such id, file, module or function.
+        TypeError: It is none of these.
+    """
+    source, kwargs = task.env, dict(task.kwargs)
+    draws = {"render_mode": "rgb_array", **kwargs} if folder is not None else kwargs
+    if isinstance(source, EnvSpec):
+        make: EnvFn = partial(gym.make, source, **draws)
+    elif isinstance(source, str):
+        where, _, what = source.rpartition(":")
+        if where and not _is_id(source):
+            make = find_env(source, kwargs)[0]
+        else:
+            make = partial(gym.make, found_spec(source), **draws)
+    elif callable(source):
+        if kwargs:
+            raise TypeError(f"task {task.name!r}: kwargs are for ids; give functools.partial")
+        make = source
+    else:
+        raise TypeError(
+            f"task {task.name!r}: an env is an id, a spec, 'path/file.py:function' or a function, "
+            f"got {source!r}"
+        )
+    if folder is None:
+        return make
+    return recorded([make], folder, episodes)[0]
+
+
+def _is_id(name: str) -> bool:
+    """Whether "module:name" names an id, and not a function; the module is imported."""
+    where, _, what = name.rpartition(":")
+    if where.endswith(".py"):
+        return False
+    try:
+        module = importlib.import_module(where)
+    except ImportError as error:
+        raise ValueError(f"cannot import {where!r}: {error}") from error
+    return not callable(getattr(module, what, None))
+
+
+def identity_of(task: Task) -> str:
+    """A text that says which env a task has, as far as its name and arguments do."""
+    source = task.env
+    if isinstance(source, EnvSpec):
+        source = source.id
+    if not isinstance(source, str):
+        inner: Any = source
+        while isinstance(inner, partial):
+            inner = inner.func
+        kind = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+        source = f"{getattr(inner, '__module__', '')}:{kind}"
+    return json.dumps([source, dict(task.kwargs)], sort_keys=True, default=repr)
+
+
+def read_suite(file: Path) -> tuple[dict[str, Task], dict[str, Any]]:
+    """The tasks of a TOML file, and the other arguments of ``evaluate`` that it has.
+
+    Raises:
+        ImportError: This is Python 3.10, and tomli is not installed.
+        ValueError: The file is none, or has something else.
+    """
+    try:
+        toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError as error:
+        raise ImportError("Python 3.10 reads TOML by tomli: pip install tomli") from error
+    try:
+        content = toml.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no TOML: {error}") from error
+    tables = content.pop("tasks", None)
+    if isinstance(tables, list):  # a list of ids
+        tables = {id: {"env": id} for id in tables}
+    if not isinstance(tables, dict) or not tables:
+        raise ValueError(f"{file} has no tasks: [tasks.NAME] with env = 'an id' for each")
+    tasks = {}
+    for name, table in tables.items():
+        each: dict[str, Any] = {"env": table} if isinstance(table, str) else dict(table)
+        try:
+            refuse_unknown(f"task {name!r}", each, ("env", "kwargs", "instruction", "reference"))
+            tasks[name] = Task(**each)
+        except TypeError as error:
+            raise ValueError(f"{file}, task {name!r}: {error}") from error
+    return tasks, content

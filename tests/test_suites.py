@@ -1,0 +1,672 @@
+"""Suites: many tasks, each as it would be alone, whatever fails, however often it is resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from functools import partial
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from walks import (
+    Broken,
+    Dying,
+    FailsToClose,
+    Growing,
+    Hanging,
+    Large,
+    Nested,
+    Raising,
+    SlowToBuild,
+    Walk,
+    Wide,
+    act,
+    lengthened,
+    one_after_the_other,
+    rows,
+)
+
+import shmvec
+from shmvec import Evaluation, ShmVectorEnv, SuiteEvaluation, Task, evaluate
+from shmvec.evaluation.episodes import Episode
+from shmvec.evaluation.memory import Budget, parsed_bytes, resident_bytes
+from shmvec.evaluation.record import plain
+from shmvec.evaluation.suite import TaskPlan
+
+
+def same(one, other):
+    """Whether two results of suites have the same numbers."""
+    return list(one) == list(other) and all(
+        repr(one[name].columns()) == repr(other[name].columns()) for name in one
+    )
+
+
+def either(observations, env_ids):
+    """Acts for all tasks here."""
+    return act(observations, env_ids)
+
+
+# ---- exactness -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    more=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    episodes=st.integers(1, 6),
+    max_envs=st.integers(1, 5),
+    batch_size=st.integers(1, 5),
+    batch=st.sampled_from(["ready", "fixed"]),
+    across=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_as_one_after_the_other(more, episodes, max_envs, batch_size, batch, across, seed):
+    result = evaluate(
+        {f"task {i}": lengthened(each) for i, each in enumerate(more)},
+        act,
+        episodes,
+        seeds=seed,
+        max_envs=max_envs,
+        batch_size=batch_size,
+        batch=batch,
+        batch_across_tasks=across,
+        info_keys=["left"],
+    )
+    assert result.complete
+    for i, each in enumerate(more):
+        expected = one_after_the_other(lengthened(each), range(seed, seed + episodes))
+        assert rows(result[f"task {i}"], "left") == expected
+
+
+def test_one_batch_for_several_tasks_where_spaces_agree():
+    batches = []
+
+    def policy(observations, env_ids, task):
+        assert len(task) == len(env_ids) == len(observations)
+        batches.append({each.name for each in task})
+        assert all(len(each) == 4 for each in batches[-1]) == (observations.shape[1] == 4)
+        return act(observations, env_ids)
+
+    tasks = {"one": lengthened(30), "two": lengthened(30), "wide": Wide}
+    result = evaluate(tasks, policy, 6, seeds=1, max_envs=6, batch="fixed", batch_size=2)
+    assert any(len(each) == 2 for each in batches)
+    assert not any("wide" in each and len(each) > 1 for each in batches)
+    assert rows(result["wide"]) == [row[:4] for row in one_after_the_other(Wide, range(1, 7))]
+    batches.clear()
+    again = evaluate(tasks, policy, 6, seeds=1, max_envs=6, batch_across_tasks=False)
+    assert all(len(each) == 1 for each in batches)
+    assert same(result, again)
+
+
+def test_nested_spaces():
+    def policy(observations, env_ids):
+        first = observations["y"][0]
+        return {"a": first % 5, "b": np.stack([observations["x"][:, 0]] * 2, axis=1)}
+
+    result = evaluate({"a": Nested, "b": Nested}, policy, 4, seeds=0, max_envs=4)
+    for each in result.values():
+        assert each.lengths.tolist() == [3, 4, 5, 3]
+        lefts = [range(3, 0, -1), range(4, 0, -1), range(5, 0, -1), range(3, 0, -1)]
+        expected = [sum(left % 5 + 2 * np.float32(left / 10) for left in each) for each in lefts]
+        np.testing.assert_allclose(each.returns, expected, rtol=1e-6)
+
+
+def test_a_policy_with_states_and_tasks():
+    class Policy:
+        def __init__(self):
+            self.tasks = {}
+
+        def reset(self, env_ids, task):
+            for number, each in zip(env_ids.tolist(), task, strict=True):
+                self.tasks[number] = each.name, each.instruction, each.index
+
+        def __call__(self, observations, env_ids, *, task):
+            told = [(each.name, each.instruction, each.index) for each in task]
+            assert told == [self.tasks[number] for number in env_ids.tolist()]
+            return act(observations, env_ids)
+
+    suite = {"a": Task(Walk, instruction="walk"), "b": Task(lengthened(3), instruction=("run", 1))}
+    policy = Policy()
+    result = evaluate(suite, policy, 5, seeds=3, max_envs=3)
+    assert result.complete
+    assert set(policy.tasks.values()) == {("a", "walk", 0), ("b", ("run", 1), 1)}
+
+
+def test_tasks_by_id_list_and_pattern(tmp_path):
+    def policy(observations, env_ids):
+        return np.zeros(len(env_ids), np.int64)
+
+    listed = evaluate(["CartPole-v1", "Acrobot-v1"], policy, 2, seeds=1, max_envs=2)
+    assert list(listed) == ["CartPole-v1", "Acrobot-v1"]
+    found = evaluate("CartPole-v[1-9]", policy, 2, seeds=1, max_envs=1)
+    assert list(found) == ["CartPole-v1"]
+    alone = evaluate("CartPole-v1", policy, 2, seeds=1)
+    for each in (listed, found):
+        assert each["CartPole-v1"].returns.tolist() == alone.returns.tolist()
+    (tmp_path / "mine.py").write_text(
+        "import gymnasium\n\ndef make(length=3):\n"
+        "    return gymnasium.make('CartPole-v1', max_episode_steps=length)\n"
+    )
+    file = f"{tmp_path}/mine.py:make"
+    result = evaluate({"a": file, "b": Task(file, kwargs={"length": 5})}, policy, 2, seeds=1)
+    assert [each.lengths.tolist() for each in result.values()] == [[3, 3], [5, 5]]
+
+
+def test_one_env_with_a_record_is_one_result(tmp_path):
+    result = evaluate(Walk, act, 4, seeds=2, record=tmp_path / "run.jsonl")
+    assert isinstance(result, Evaluation)
+    assert rows(result) == [row[:4] for row in one_after_the_other(Walk, range(2, 6))]
+    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 6
+
+
+def test_nothing_is_built_in_the_parent():
+    class Where(Walk):
+        def __init__(self, pid):
+            super().__init__()
+            assert os.getpid() != pid
+
+    assert evaluate({"a": partial(Where, os.getpid())}, act, 1, seeds=0).complete
+
+
+# ---- records -------------------------------------------------------------------------------------
+
+
+def test_resumed_wherever_it_was_cut_off(tmp_path):
+    suite = {"a": Walk, "b": lengthened(5), "c": Wide}
+    file, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    options = dict(options=[None, {"more": 2}, None, {"more": 1}], info_keys=["word"])
+    whole = evaluate(suite, act, 4, seeds=7, record=file, max_envs=3, **options)
+    content = file.read_bytes()
+    for cut in range(0, len(content) + 1, 97):
+        part.write_bytes(content[:cut])
+        again = evaluate(suite, act, 4, seeds=7, record=part, max_envs=3, **options)
+        assert same(whole, again), cut
+        lines = [json.loads(line) for line in part.read_bytes().splitlines()]
+        played = [(line["task"], line["episode"]) for line in lines if "episode" in line]
+        assert len(played) == len(set(played)) == 12
+    assert same(whole, SuiteEvaluation.read(part))
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 100, b'{"task": "a", "epi', b"\n", b'{"task"}\n'])
+def test_a_torn_end_is_cut_off(tmp_path, tail):
+    file = tmp_path / "run.jsonl"
+    whole = evaluate({"a": Walk}, act, 3, seeds=1, record=file)
+    before = file.read_bytes()
+    file.write_bytes(before + tail)
+    assert same(whole, evaluate({"a": Walk}, act, 3, seeds=1, record=file))
+    assert file.read_bytes() == before
+
+
+def test_seeds_that_were_drawn_are_resumed(tmp_path):
+    file = tmp_path / "run.jsonl"
+    first = evaluate({"a": Walk}, act, 3, record=file)
+    more = evaluate({"a": Walk, "b": lengthened(1)}, act, 5, record=file)
+    assert more["a"].seeds[:3].tolist() == first["a"].seeds.tolist()
+    assert more["a"].returns[:3].tolist() == first["a"].returns.tolist()
+    assert more["a"].seeds.tolist() == more["b"].seeds.tolist()
+    again = evaluate({"a": Walk, "b": lengthened(1)}, act, 5, record=file)
+    assert same(more, again)
+
+
+def test_a_record_of_something_else_is_refused(tmp_path):
+    file = tmp_path / "run.jsonl"
+    evaluate({"a": Walk}, act, 3, seeds=1, record=file)
+    content = file.read_text()
+    for wrong, words in (
+        (dict(seeds=2), "with seed 1 and options None, and not with 2"),
+        (dict(seeds=1, options={"more": 1}), "options"),
+        (dict(seeds=1, info_keys=["left"]), "another info_keys"),
+        (dict(), "was recorded with seeds="),
+    ):
+        with pytest.raises(ValueError, match=words):
+            evaluate({"a": Walk}, act, 3, record=file, **wrong)
+    with pytest.raises(ValueError, match="another env of task 'a'"):
+        evaluate({"a": Wide}, act, 3, seeds=1, record=file)
+    assert file.read_text() == content
+    lines = content.splitlines(keepends=True)
+    file.write_text(lines[0] + lines[1] + "{oh}\n" + lines[2])
+    with pytest.raises(ValueError, match="line 3 is damaged"):
+        evaluate({"a": Walk}, act, 3, seeds=1, record=file)
+    for other in ("hello\n", '{"a": 1}\n', "[1]\n" * 3):
+        file.write_text(other)
+        with pytest.raises(ValueError, match="no record of an evaluation"):
+            evaluate({"a": Walk}, act, 3, seeds=1, record=file)
+        assert file.read_text() == other
+
+
+def test_two_at_once_do_not_share_a_record(tmp_path):
+    file = tmp_path / "run.jsonl"
+    refused = []
+
+    def policy(observations, env_ids):
+        if not refused:
+            with pytest.raises(BlockingIOError, match="another evaluation is writing"):
+                evaluate({"a": Walk}, act, 3, seeds=1, record=file)
+            refused.append(True)
+        return act(observations, env_ids)
+
+    assert evaluate({"a": Walk}, policy, 3, seeds=1, record=file).complete
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {tests!r})
+from walks import Walk, Wide, act, lengthened
+import shmvec, time
+
+def slow(observations, env_ids):
+    time.sleep(0.002)
+    return act(observations, env_ids)
+
+if __name__ == "__main__":
+    suite = {{"a": Walk, "b": lengthened(9), "c": Wide}}
+    print("begun", flush=True)
+    shmvec.evaluate(suite, slow, 20, seeds=5, record={record!r}, max_envs=3)
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_killed_at_any_moment_it_is_resumed_to_the_same_numbers(tmp_path, number):
+    suite = {"a": Walk, "b": lengthened(9), "c": Wide}
+    whole = evaluate(suite, act, 20, seeds=5, max_envs=2)
+    record = tmp_path / "run.jsonl"
+    script = tmp_path / "killed.py"
+    script.write_text(
+        textwrap.dedent(KILLED).format(tests=str(Path(__file__).parent), record=str(record))
+    )
+    for lines in (3, 20, 40):  # killed as soon as the record has so many
+        program = subprocess.Popen(
+            [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 60
+        while not record.exists() or record.read_bytes().count(b"\n") < lines:
+            assert program.poll() is None and time.monotonic() < deadline
+            time.sleep(0.001)
+        program.send_signal(number)
+        assert program.wait(30) != 0
+        program.stdout.close()
+    assert record.read_bytes().count(b"\n") < 64
+    again = evaluate(suite, act, 20, seeds=5, record=record)
+    assert same(whole, again)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float32(0.1), float(np.float32(0.1))),
+        (np.array([True]), True),
+        (np.arange(3), [0, 1, 2]),
+        ({"a": (np.int64(1), None)}, {"a": [1, None]}),
+        (np.longdouble(0.5), 0.5),
+        ({1, 2}, "{1, 2}"),
+        (1j, "1j"),
+    ],
+)
+def test_infos_as_a_record_has_them(value, expected):
+    assert plain(value) == expected == json.loads(json.dumps(plain(value)))
+    assert type(plain(value)) is type(expected)
+
+
+def test_an_info_that_contains_itself():
+    endless = []
+    endless.append(endless)
+    assert json.dumps(plain(endless)) == '"<list: RecursionError>"'
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*task")
+@pytest.mark.parametrize("kind", [Dying, Raising])
+def test_an_episode_whose_env_fails_is_repeated_or_counts_as_failed(tmp_path, kind):
+    suite = {"good": Walk, "bad": partial(kind, tmp_path, (3, 5), 2)}
+    expected = [row[:4] for row in one_after_the_other(Walk, range(8))]
+    result = evaluate(suite, act, 8, seeds=0, max_envs=3)
+    assert rows(result["good"]) == rows(result["bad"]) == expected
+    assert result.complete and result["bad"].repeats == 4 and not result["good"].repeats
+    for mark in tmp_path.iterdir():
+        mark.unlink()
+    record = tmp_path / "run.jsonl"
+    result = evaluate(suite, act, 8, seeds=0, max_envs=3, retries=1, record=record)
+    bad = result["bad"]
+    assert rows(result["good"]) == expected
+    assert rows(bad) == [row for seed, row in enumerate(expected) if seed not in (3, 5)]
+    assert bad.seeds.tolist() == [0, 1, 2, 4, 6, 7]
+    assert len(bad.failed) == 2 and not result.complete and "bad: 2 failed" in str(result)
+    words = "lost its balance" if kind is Raising else "SIGKILL"
+    assert all(words in reason for reason in bad.failed)
+    assert bad.success_rate == sum(row[3] for row in rows(bad)) / 8
+    again = evaluate(suite, act, 8, seeds=0, retries=1, record=record)
+    assert same(result, again) and again["bad"].failed == bad.failed
+    assert same(result, SuiteEvaluation.read(record))
+
+
+@pytest.mark.filterwarnings("ignore:.*task")
+def test_an_env_that_hangs(tmp_path):
+    suite = {"good": Walk, "bad": partial(Hanging, tmp_path, (1,), 1)}
+    result = evaluate(suite, act, 3, seeds=0, step_timeout=0.5)
+    expected = [row[:4] for row in one_after_the_other(Walk, range(3))]
+    assert rows(result["good"]) == rows(result["bad"]) == expected
+    assert result["bad"].repeats == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*task")
+def test_a_task_whose_env_cannot_be_built():
+    result = evaluate({"bad": Broken, "good": Walk}, act, 3, seeds=0, max_envs=2)
+    assert len(result["good"]) == 3 and len(result["bad"]) == 0
+    assert not result.complete
+    assert result.failures == {"bad": "OSError: no assets"}
+    assert "bad: its env could not be built: OSError: no assets" in str(result)
+    assert result.mean == result["good"].success_rate
+    with pytest.raises(RuntimeError, match="could not be built: OSError: no assets"):
+        evaluate(Broken, act, 3, seeds=0, retries=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*task")
+def test_an_env_that_is_never_built():
+    begin = time.monotonic()
+    suite = {"bad": SlowToBuild, "good": Walk}
+    result = evaluate(suite, act, 3, seeds=0, max_envs=2, reset_timeout=1.0, retries=0)
+    assert len(result["good"]) == 3 and "longer than reset_timeout=1 s" in result.failures["bad"]
+    assert time.monotonic() < begin + 60
+
+
+def test_what_the_policy_raises_ends_it(tmp_path):
+    def policy(observations, env_ids):
+        if (tmp_path / "run.jsonl").read_bytes().count(b"\n") > 3:
+            raise KeyError("no weights")
+        return act(observations, env_ids)
+
+    suite = {"a": Walk, "b": SlowToBuild}
+    with pytest.raises(KeyError, match="no weights"):
+        evaluate(suite, policy, 6, seeds=1, record=tmp_path / "run.jsonl")
+    result = evaluate({"a": Walk}, act, 6, seeds=1, record=tmp_path / "run.jsonl")
+    assert rows(result["a"]) == [row[:4] for row in one_after_the_other(Walk, range(1, 7))]
+
+
+def test_time_limits(tmp_path):
+    record = tmp_path / "run.jsonl"
+    suite = {"good": Walk, "slow": SlowToBuild}
+    result = evaluate(suite, act, 3, seeds=0, record=record, max_envs=2, hard_time_limit=2.0)
+    assert len(result["slow"]) == 0 and not result.complete and not result.failures
+    result = evaluate({"good": Walk}, act, 3, seeds=0, record=record, time_limit=1e-9)
+    assert result.complete  # it had them
+    assert len(evaluate({"good": Walk}, act, 3, seeds=0, time_limit=1e-9)["good"]) == 0
+
+
+def test_an_env_that_fails_as_it_closes():
+    with pytest.warns(UserWarning, match="as an env of task 'a' was closed: never mind"):
+        assert evaluate({"a": FailsToClose}, act, 2, seeds=0, max_envs=1).complete
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def test_memory_is_kept_to(tmp_path):
+    suite = {f"task {i}": partial(Large, tmp_path, 100) for i in range(4)}
+    result = evaluate(
+        suite, act, 3, seeds=1, max_envs=4, memory="330 MiB", info_keys=["running"], retries=0
+    )
+    assert result.complete
+    most = max(each.infos["running"].max() for each in result.values())
+    assert 1 < most < 3
+
+
+def test_an_env_that_grows_is_played_later(tmp_path):
+    suite = {"a": partial(Growing, 40), "b": partial(Growing, 40)}
+    result = evaluate(suite, act, 2, seeds=1, max_envs=2, memory="300 MiB", retries=0)
+    expected = [row[:4] for row in one_after_the_other(Walk, range(1, 3))]
+    assert [rows(each) for each in result.values()] == [expected, expected]
+    assert all(each.repeats == 0 and not each.failed for each in result.values())
+
+
+def test_an_env_that_alone_is_too_large(tmp_path):
+    with pytest.warns(UserWarning, match="'a' alone needs more than memory allows"):
+        result = evaluate({"a": partial(Large, tmp_path, 60)}, act, 3, seeds=1, memory="20 MB")
+    assert result.complete
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [("20 GiB", 20 << 30), ("500MB", 500_000_000), ("1.5 kib", 1536), (7, 7), ("12", 12)],
+)
+def test_sizes(size, expected):
+    assert parsed_bytes("memory", size) == expected
+
+
+@pytest.mark.parametrize("size", ["", "GiB", "3 apples", "-1", 0, -5, "0", float("inf")])
+def test_sizes_that_are_none(size):
+    with pytest.raises(ValueError, match="memory must be"):
+        parsed_bytes("memory", size)
+
+
+def test_memory_of_a_process_counts_those_below():
+    program = subprocess.Popen(
+        [sys.executable, "-c", "x = bytearray(80 << 20); print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    program.stdout.readline()
+    before = resident_bytes(os.getpid())
+    program.communicate(b"\n")
+    assert 70 << 20 < before - resident_bytes(os.getpid()) < 200 << 20
+
+
+def test_a_gpus_memory(monkeypatch):
+    used = {os.getpid(): 5 << 30}
+
+    class Nvml:
+        NVMLError = KeyError
+        nvmlInit = staticmethod(lambda: None)
+        nvmlDeviceGetCount = staticmethod(lambda: 2)
+        nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
+
+        @staticmethod
+        def nvmlDeviceGetComputeRunningProcesses(device):
+            return [Process(pid, size) for pid, size in used.items()]
+
+        nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetComputeRunningProcesses
+
+    class Process:
+        def __init__(self, pid, size):
+            self.pid, self.usedGpuMemory = pid, size
+
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml)
+    from shmvec.evaluation.memory import gpu_bytes
+
+    assert gpu_bytes()(os.getpid()) == 10 << 30
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(ImportError, match="nvidia-ml-py"):
+        evaluate({"a": Walk}, act, 1, gpu_memory="1 GB")
+
+
+def test_a_budget_lets_one_in_until_it_has_seen_some():
+    sizes = {1: 30, 2: 10}
+    budget = Budget("memory", 100, sizes.get)
+    assert budget.has_room("a", []) and not budget.has_room("a", [("x", "a")])
+    assert budget.look([("x", "a", 1, False)]) and not budget.has_room("a", [("x", "a")])
+    assert budget.look([("x", "a", 1, True)]) and budget.has_room("b", [("x", "a"), ("y", "b")])
+    assert not budget.has_room("b", [("x", "a"), ("y", "b"), ("z", "b")])
+    assert budget.look([("x", "a", 1, True), ("y", "b", 2, True)])
+    assert budget.has_room("b", [("x", "a"), ("y", "b"), ("z", "b")])
+    sizes[1] = 95
+    assert not budget.look([("x", "a", 1, True), ("y", "b", 2, True)])
+
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def test_what_takes_longest_is_begun_first(tmp_path):
+    suite = {f"task {i}": lengthened(5 * i) for i in range(4)}
+    record = tmp_path / "run.jsonl"
+    evaluate(suite, act, 4, seeds=1, record=record, max_envs=1)
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    for line in lines:
+        if "episode" in line:
+            line["seconds"] = {"task 0": 1.0, "task 1": 3.0, "task 2": 2.0, "task 3": 0.5}[
+                line["task"]
+            ]
+    kept = [line for line in lines if line.get("episode", 0) < 2]
+    record.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    evaluate(suite, act, 4, seeds=1, record=record, max_envs=1)
+    again = [json.loads(line) for line in record.read_text().splitlines()][len(kept) :]
+    order = list(dict.fromkeys(line["task"] for line in again))
+    assert order == ["task 1", "task 2", "task 0", "task 3"]
+
+
+def test_the_last_task_is_played_by_several(tmp_path):
+    seen = set()
+
+    def policy(observations, env_ids, task):
+        seen.update((number, each.name) for number, each in zip(env_ids, task, strict=True))
+        time.sleep(0.001)
+        return act(observations, env_ids)
+
+    evaluate({"short": Walk, "long": lengthened(200)}, policy, 12, seeds=1, max_envs=3)
+    assert len([number for number, name in seen if name == "long"]) > 1
+
+
+def test_a_plan_learns_from_what_is_recorded():
+    episodes = [Episode(i, i, None, finished=i < 2, seconds=float(i + 1)) for i in range(4)]
+    plan = TaskPlan(Task(Walk, name="a"), Walk, episodes)
+    assert [each.number for each in plan.waiting] == [2, 3] and plan.episode_s == 1.5
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+def test_statistics_over_tasks():
+    suite = {"a": Task(Walk, reference=(-5, 5)), "b": Task(lengthened(9), reference=(0, 10))}
+    result = evaluate(suite, act, 6, seeds=1, max_envs=2)
+    scores = result.scores()
+    assert result.score == "normalised return"
+    np.testing.assert_allclose(scores["a"], (result["a"].returns + 5) / 10)
+    assert result.mean == pytest.approx(np.mean([scores["a"].mean(), scores["b"].mean()]))
+    together = np.sort(np.concatenate(list(scores.values())))
+    assert result.interquartile_mean == pytest.approx(together[3:9].mean())
+    low, high = result.confidence_interval("mean")
+    assert low < result.mean < high
+    rates = [each.success_rate for each in result.values()]
+    assert result.success_rate == pytest.approx(np.mean(rates))
+    assert "| normalised |" in str(result) and "Over tasks, the normalised return:" in str(result)
+    columns = result.columns()
+    assert columns["task"].tolist() == ["a"] * 6 + ["b"] * 6
+    assert columns["return"].tolist() == result["a"].returns.tolist() + result["b"].returns.tolist()
+    assert set(result.scores("success")) == {"a", "b"}
+    with pytest.raises(ValueError, match="score must be"):
+        result.scores("points")
+
+
+def test_intervals_are_those_of_rliable():
+    library = pytest.importorskip("rliable.library")
+    metrics = pytest.importorskip("rliable.metrics")
+    suite = {"a": Task(Walk, reference=(0, 1)), "b": Task(lengthened(9), reference=(0, 1))}
+    result = evaluate(suite, act, 20, seeds=1)
+    scores = {"x": np.stack(list(result.scores().values()), axis=1)}
+    points, intervals = library.get_interval_estimates(
+        scores, lambda each: np.array([metrics.aggregate_iqm(each)]), reps=5000
+    )
+    assert result.interquartile_mean == pytest.approx(points["x"][0])
+    np.testing.assert_allclose(
+        result.confidence_interval(), intervals["x"][:, 0], atol=0.1 * np.ptp(intervals["x"])
+    )
+
+
+def test_two_results_compared():
+    suite = {"same": Walk, "other": lengthened(9)}
+
+    def better(observations, env_ids, task):
+        chosen = act(observations, env_ids)
+        return np.where([each.name == "other" for each in task], 4 - chosen, chosen)
+
+    before = evaluate(suite, act, 30, seeds=1)
+    after = evaluate(suite, better, 30, seeds=1)
+    found = before.compared_with(after)
+    same_, other = found.tasks
+    assert (same_.change, same_.interval, same_.differs) == (0.0, (0.0, 0.0), False)
+    assert other.change == pytest.approx(after["other"].success_rate - before["other"].success_rate)
+    assert other.interval[0] <= other.change <= other.interval[1]
+    assert found.overall.episodes == 60 and "| all tasks | 60 |" in str(found)
+    assert found.differing == (["other"] if other.differs else [])
+    few = evaluate(suite, better, 5, seeds=28)  # three of these seeds are in both
+    assert [each.episodes for each in before.compared_with(few).tasks] == [3, 3]
+    with pytest.raises(ValueError, match="no episode in common"):
+        before.compared_with(evaluate(suite, act, 2, seeds=900))
+
+
+def test_videos_of_each_task(tmp_path):
+    pytest.importorskip("moviepy")
+
+    def policy(observations, env_ids):
+        return np.zeros(len(env_ids), np.int64)
+
+    suite = {
+        "cart pole": "CartPole-v1",
+        "a/b": Task("CartPole-v1", kwargs={"max_episode_steps": 5}),
+    }
+    evaluate(suite, policy, 3, seeds=1, video_folder=tmp_path, video_episodes=[0, 2])
+    for folder in ("cart-pole", "a-b"):
+        names = sorted(path.name for path in (tmp_path / folder).iterdir())
+        assert names == [f"evaluation-episode-{number}.mp4" for number in (0, 2)]
+
+
+def test_progress(capsys):
+    seen = []
+    evaluate({"a": Walk, "b": Walk}, act, 3, seeds=1, progress=seen.append)
+    assert sorted((each.task, each.number) for each in seen) == [
+        (name, number) for name in "ab" for number in range(3)
+    ]
+    pytest.importorskip("tqdm")
+    evaluate({"a": Walk, "b": Walk}, act, 3, seeds=1, progress=True)
+    assert "6/6" in capsys.readouterr().err
+
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+
+def test_bad_input_is_refused_before_anything_starts(tmp_path):
+    for envs, error, words in (
+        ({}, ValueError, "at least one task"),
+        ("NoSuchEnv*", ValueError, "matches 'NoSuchEnv"),
+        (["CartPole-v1", "CartPole-v1"], ValueError, "two tasks are called 'CartPole-v1'"),
+        ({"a": 3}, TypeError, "task 'a': an env is an id"),
+        ({"": Walk}, TypeError, "the name of a task"),
+        ({"a": "CartPole-v1000"}, gym.error.Error, "CartPole"),
+        ({"a": "nowhere.py:make"}, ValueError, "there is no file nowhere.py"),
+    ):
+        with pytest.raises(error, match=words):
+            evaluate(envs, act, 1)
+    for options, error, words in (
+        (dict(num_workers=2), ValueError, "without num_workers"),
+        (dict(faults=shmvec.FaultPolicy()), ValueError, "retries="),
+        (dict(num_wokers=2), TypeError, "has no option 'num_wokers'"),
+        (dict(max_envs=0), ValueError, "max_envs"),
+        (dict(max_envs=2, num_envs=2), ValueError, "give one of them"),
+        (dict(retries=-1), ValueError, "retries"),
+        (dict(memory="much"), ValueError, "memory must be"),
+        (dict(step_timeout=-1), ValueError, "step_timeout"),
+        (dict(context="thread"), ValueError, "context"),
+    ):
+        with pytest.raises(error, match=words):
+            evaluate({"a": Walk}, act, 1, **options)
+    with pytest.raises(ValueError, match="what makes the envs"):
+        with_vector(tmp_path)
+    with pytest.raises(ValueError, match="reference"):
+        Task(Walk, reference=(1, 1))
+    with pytest.raises(TypeError, match="policy must"):
+        evaluate({"a": Walk}, lambda: 0, 1)
+
+
+def with_vector(tmp_path):
+    envs = ShmVectorEnv([Walk], num_workers=0, autoreset_mode="Disabled")
+    try:
+        evaluate(envs, act, 1, record=tmp_path / "run.jsonl")
+    finally:
+        envs.close()

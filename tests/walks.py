@@ -1,0 +1,207 @@
+"""Envs whose episodes and faults are known: for evaluations. It imports little: workers do, too."""
+
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
+
+
+class Walk(gym.Env):
+    """Its seed and options say how long an episode lasts, and all numbers depend on the actions."""
+
+    observation_space = Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = Discrete(5)
+
+    def __init__(self, die_in=None):
+        self.steps_made = self.resets_made = 0
+        self.die_in = die_in
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets_made += 1
+        self.seed = seed
+        self.left = int(self.np_random.integers(1, 12)) + (options or {}).get("more", 0)
+        self.state = self.np_random.normal(size=3)
+        return self.state.copy(), {"options": options}
+
+    def step(self, action):
+        if self.seed == self.die_in and self.left == 3 and not os.path.exists(self.mark):
+            open(self.mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.steps_made += 1
+        self.left -= 1
+        self.state += self.np_random.normal(size=3) * (1 + action)
+        info = {"is_success": bool(self.state[0] > 0), "left": self.left, "word": str(action)}
+        return self.state.copy(), float(self.state[1]), self.left <= 0, self.left == 2, info
+
+
+class Deadly(Walk):
+    """Dies once, near the end of the episode of a seed."""
+
+    def __init__(self, mark, die_in):
+        super().__init__(die_in)
+        self.mark = mark
+
+
+def act(observations, env_ids):
+    return (np.abs(observations[:, 0] * 7).astype(np.int64)) % 5
+
+
+def one_after_the_other(make, seeds, options=None):
+    """What `act` plays, without any vector env."""
+    played = []
+    env = make()
+    for i, seed in enumerate(seeds):
+        observation, _ = env.reset(seed=int(seed), options=options[i] if options else None)
+        returned, length, over = 0.0, 0, False
+        while not over:
+            action = act(observation[None], None)[0]
+            observation, reward, terminated, truncated, info = env.step(action)
+            returned += reward
+            length += 1
+            over = terminated or truncated
+        played.append((returned, length, terminated, info["is_success"], info["left"]))
+    env.close()
+    return played
+
+
+def rows(result, *keys):
+    return list(
+        zip(
+            result.returns.tolist(),
+            result.lengths.tolist(),
+            result.terminated.tolist(),
+            *(result.infos[key].tolist() for key in ("is_success", *keys)),
+            strict=True,
+        )
+    )
+
+
+class Wide(Walk):
+    """A walk whose observations have another shape."""
+
+    observation_space = Box(-np.inf, np.inf, (4,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        return np.append(observation, 1.0), info
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return np.append(observation, 1.0), *rest
+
+
+class Nested(gym.Env):
+    """Observations and actions that are nested; the reward says which action came."""
+
+    observation_space = Dict(x=Box(-1, 1, (2,), np.float32), y=Tuple([Discrete(9), Discrete(3)]))
+    action_space = Dict(a=Discrete(5), b=Box(-1, 1, (2,), np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 3 + seed % 3
+        return self._observe(), {}
+
+    def _observe(self):
+        return {"x": np.full(2, self.left / 10, np.float32), "y": (self.left, self.left % 3)}
+
+    def step(self, action):
+        self.left -= 1
+        reward = float(action["a"]) + float(action["b"].sum())
+        return self._observe(), reward, self.left == 0, False, {"is_success": self.left == 0}
+
+
+class Broken(gym.Env):
+    """Cannot be built."""
+
+    def __init__(self):
+        raise OSError("no assets")
+
+
+class Dying(Walk):
+    """Dies in the episodes of some seeds, as often as there is no mark for it."""
+
+    def __init__(self, folder, seeds, times):
+        super().__init__()
+        self.folder, self.seeds, self.times = Path(folder), seeds, times
+
+    def fail(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def step(self, action):
+        if self.seed in self.seeds:
+            marks = len(list(self.folder.glob(f"{self.seed}-*")))
+            if marks < self.times:
+                (self.folder / f"{self.seed}-{marks}").touch()
+                self.fail()
+        return super().step(action)
+
+
+class Raising(Dying):
+    """Raises instead."""
+
+    def fail(self):
+        raise ArithmeticError("lost its balance")
+
+
+class Hanging(Dying):
+    """Hangs instead."""
+
+    def fail(self):
+        time.sleep(1000)
+
+
+def lengthened(more):
+    return partial(Longer, more)
+
+
+class Longer(Walk):
+    def __init__(self, more):
+        super().__init__()
+        self.more = more
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options={"more": self.more, **(options or {})})
+
+
+class SlowToBuild(Walk):
+    def __init__(self):
+        time.sleep(1000)
+
+
+class FailsToClose(Walk):
+    def close(self):
+        raise ValueError("never mind")
+
+
+class Large(Walk):
+    def __init__(self, folder, mib):
+        super().__init__()
+        self.memory = np.ones(mib << 17)
+        self.folder = Path(folder)
+        (self.folder / str(os.getpid())).touch()
+
+    def step(self, action):
+        time.sleep(0.02)
+        running = [pid for pid in os.listdir(self.folder) if os.path.exists(f"/proc/{pid}")]
+        results = super().step(action)
+        results[-1]["running"] = len(running)
+        return results
+
+
+class Growing(Walk):
+    def __init__(self, mib):
+        super().__init__()
+        self.mib = mib
+        self.memory = []
+
+    def step(self, action):
+        if self.seed == 2:
+            self.memory.append(np.ones(self.mib << 16))
+        time.sleep(0.1)
+        return super().step(action)
