@@ -7,6 +7,7 @@ import codecs
 import errno
 import importlib.util
 import json
+import math
 import multiprocessing
 import os
 import select
@@ -24,7 +25,8 @@ from shmvec._commands import bench, check, doctor, measuring, stacks, top, tune
 from shmvec._commands.machine import Machine, Prices
 from shmvec._commands.measuring import described
 from shmvec._named import find_env, find_function
-from shmvec.evaluation import Episode, evaluate
+from shmvec.evaluation import Episode, SuiteEvaluation, Task, evaluate
+from shmvec.evaluation.tasks import is_suite, read_suite, tasks_of
 
 _NAMES_AN_ENV = (
     "an id, CartPole-v1 or module:Env-v0, or what makes an env: module:make_env or "
@@ -137,9 +139,14 @@ def _parser() -> argparse.ArgumentParser:
     command = add(
         "evaluate",
         help="play episodes with your policy, each exactly once, and print what it achieves",
-        description="Plays episodes with a policy, in parallel: shmvec.evaluate as a command.",
+        description="Plays episodes with a policy, in parallel: shmvec.evaluate as a command. A "
+        "suite is a TOML file, [tasks.NAME] with env = 'an id' for each task and the arguments of "
+        "evaluate before them, or a pattern for ids, as 'ALE/*-v5'.",
     )
-    _add_env(command)
+    command.add_argument(
+        "env", metavar="ENV", help=f"{_NAMES_AN_ENV}; or a suite.toml, or a pattern for ids"
+    )
+    _add_kwargs(command)
     command.add_argument(
         "--policy",
         required=True,
@@ -148,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         "path/file.py:function; of a class, one is made",
     )
     command.add_argument(
-        "--episodes", type=_positive(int), default=100, help="default: %(default)s"
+        "--episodes", type=_positive(int), help="of each task; default: 100, or the file's"
     )
     command.add_argument("--num-envs", type=_positive(int), metavar="N", help="envs at a time")
     command.add_argument("--num-workers", type=_positive(int), metavar="W")
@@ -160,7 +167,11 @@ def _parser() -> argparse.ArgumentParser:
         help="seed of the first episode; the next has one more",
     )
     command.add_argument(
-        "--fixed-batch", action="store_true", help="always ask the policy about as many envs"
+        "--fixed-batch",
+        dest="batch",
+        action="store_const",
+        const="fixed",
+        help="always ask the policy about as many envs",
     )
     command.add_argument(
         "--time-limit",
@@ -177,8 +188,34 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--progress", action="store_true", help="say how far it is; without it, on a terminal only"
     )
-    command.add_argument("--info", nargs="+", default=[], metavar="KEY", help="of last infos")
+    command.add_argument("--info", dest="info_keys", nargs="+", metavar="KEY", help="of last infos")
+    command.add_argument("--success-key", metavar="KEY", help="of last infos; default: is_success")
+    command.add_argument("--videos", dest="video_folder", metavar="FOLDER", help="record episode 0")
     _add_json(command, "episodes")
+    suites = command.add_argument_group("suites, and one env as a suite of one task")
+    suites.add_argument(
+        "--record",
+        type=_file,
+        metavar="FILE",
+        help="append each episode to it as it ends; what it has is not played again",
+    )
+    suites.add_argument("--max-envs", type=_positive(int), metavar="N", help="envs at a time")
+    suites.add_argument("--memory", metavar="SIZE", help="that all envs may use, as 20GiB")
+    suites.add_argument("--gpu-memory", metavar="SIZE", help="likewise, of NVIDIA's GPUs")
+    suites.add_argument("--retries", type=int, metavar="N", help="of an episode whose env fails")
+    suites.add_argument(
+        "--separate-tasks",
+        dest="batch_across_tasks",
+        action="store_const",
+        const=False,
+        help="never ask the policy about several tasks in one batch",
+    )
+    suites.add_argument(
+        "--compare",
+        type=Path,
+        metavar="FILE",
+        help="an earlier record, whose episodes of the same seeds the new ones are compared with",
+    )
     command.set_defaults(run=_evaluate)
 
     command = add(
@@ -318,6 +355,22 @@ def _file(text: str) -> Path:
     return file
 
 
+# Options of the command `evaluate` that are arguments of the function.
+_OF_SUITES = {"record", "max_envs", "memory", "gpu_memory", "retries", "batch_across_tasks"}
+_OF_EVALUATE = _OF_SUITES | {
+    "episodes",
+    "num_envs",
+    "num_workers",
+    "seeds",
+    "batch",
+    "info_keys",
+    "success_key",
+    "time_limit",
+    "hard_time_limit",
+    "video_folder",
+}
+
+
 # ---- commands ------------------------------------------------------------------------------------
 
 
@@ -390,7 +443,6 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    make, _ = _env_fn(options.env, options.kwargs)
     try:
         policy = find_function(options.policy)
     except ValueError as error:
@@ -400,38 +452,55 @@ def _evaluate(options: argparse.Namespace) -> int:
     if not callable(policy):
         message = f"--policy: what {options.policy} makes cannot be called"
         raise argparse.ArgumentError(None, message)
-    workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
+    given = {
+        name: value
+        for name, value in vars(options).items()
+        if name in _OF_EVALUATE and value is not None
+    }
+    envs: Any = options.env
+    try:
+        before = None if options.compare is None else SuiteEvaluation.read(options.compare)
+        if envs.endswith(".toml"):
+            envs, arguments = read_suite(Path(envs))
+            given = {**arguments, **given}
+        elif not is_suite(envs):
+            name = envs
+            envs = _env_fn(name, options.kwargs)[0]
+            if before is not None or _OF_SUITES & given.keys():
+                envs = {name: Task(name, kwargs=options.kwargs)}
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentError(None, str(error)) from error
     say = measuring.Progress(sys.stderr)
     wanted = sys.stderr is not None and (options.progress or sys.stderr.isatty())
+    episodes = given.pop("episodes", 100)
+    tasks = len(tasks_of(envs)) if is_suite(envs) else 1
     try:
         result = evaluate(
-            make,
+            envs,
             policy,
-            options.episodes,
-            num_envs=options.num_envs,
-            seeds=options.seeds,
-            batch="fixed" if options.fixed_batch else "ready",
-            info_keys=options.info,
-            time_limit=options.time_limit,
-            hard_time_limit=options.hard_time_limit,
-            progress=_counting(say, options.episodes) if wanted else False,
-            **workers,
+            episodes,
+            progress=_counting(say, episodes * tasks) if wanted else False,
+            **given,
         )
     finally:
         say.done()
     print(result)
+    if before is not None:
+        print(f"\n{before.compared_with(result)}")
     _write_json(options, {name: values.tolist() for name, values in result.columns().items()})
     return 0 if result.complete else 1
 
 
-def _counting(say: measuring.Progress, episodes: int) -> Callable[[Episode], object]:
+def _counting(say: measuring.Progress, episodes: int) -> Callable[..., object]:
     """A function that shows how many episodes are over, and their mean return."""
     returns: list[float] = []
 
-    def count(episode: Episode) -> None:
+    def count(episode: Episode, left_s: float = math.nan) -> None:
         returns.append(episode.return_)
         done = len(returns)
         text = f"{done} of {episodes} episodes, mean return {sum(returns) / done:,.2f}"
+        if not math.isnan(left_s):
+            text += f", about {left_s:,.0f} s more"
         say(text, milestone=done == episodes or done % max(1, episodes // 10) == 0)
 
     return count

@@ -6,15 +6,17 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from shmvec.cluster.crew import SLICE_S, TRIES, Crew, Lost, Member, Node, Ticket, dismiss
 from shmvec.cluster.fragments import opened, pickled
 from shmvec.cluster.ray_crew import RayCrew
-from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["play_on_nodes"]
+
+# Episodes that are over, the number of steps made, and why tasks are given up.
+Played: TypeAlias = tuple[list[Any], int, dict[str, str]]
 
 _ROOM_S = 120.0  # for the first node to have room
 
@@ -26,23 +28,23 @@ class Player:
         """Makes the envs. All arguments are pickled.
 
         Args:
-            make_envs: A function that returns a vector env without autoreset.
+            make_envs: A function that returns what ``play`` gets: it has ``num_envs`` and
+                ``close()``.
             policy: The policy.
             play: The function that plays episodes, as for ``play_on_nodes``.
         """
         self._play = opened("evaluation", play)
         make, self._policy = opened("what makes the envs", make_envs), opened("policy", policy)
-        self._envs: ShmVectorEnv = make()
+        self._envs = make()
 
     def report(self) -> int:
         """The number of envs, and so of episodes that are played at a time."""
-        return self._envs.num_envs
+        num_envs: int = self._envs.num_envs
+        return num_envs
 
-    def play(
-        self, seeds: list[int], options: list[Any], how: Mapping[str, Any]
-    ) -> tuple[list[Any], int]:
-        """Plays episodes; returns these, in their order, and the number of steps made."""
-        played: tuple[list[Any], int] = self._play(self._envs, self._policy, seeds, options, how)
+    def play(self, episodes: list[Any], how: Mapping[str, Any]) -> Played:
+        """Plays episodes; returns as ``play`` of :func:`play_on_nodes`."""
+        played: Played = self._play(self._envs, self._policy, episodes, how)
         return played
 
     def close(self) -> None:
@@ -58,29 +60,32 @@ class _Hired:
     member: Member
     awaited: Ticket | None  # first the one for its start
     num_envs: int = 0  # 0 until it has started
-    playing: Sequence[Any] = ()
+    playing: list[Any] = field(default_factory=list)
 
 
 def play_on_nodes(
-    make_envs: Callable[[], ShmVectorEnv],
+    make_envs: Callable[[], Any],
     policy: Any,
-    play: Callable[..., tuple[list[Any], int]],
+    play: Callable[..., Played],
     episodes: Sequence[Any],
     how: Mapping[str, Any],
     finished: Callable[[Any], object],
     actor_options: Mapping[str, Any],
+    given_up: dict[str, str] | None = None,
 ) -> int:
     """Plays episodes on all nodes that have room, in shares that become smaller towards the end.
 
     Args:
-        make_envs: Function that makes the envs of a node.
+        make_envs: Function that makes the envs of a node, with ``num_envs`` and ``close()``.
         policy: The policy; each node has a copy.
-        play: Function, called on a node with envs, policy, seeds, options and ``how``, that plays
-            episodes, and returns these, in their order, and the number of steps made.
+        play: Function, called on a node with envs, policy, further episodes and ``how``, that plays
+            them, wholly or for a while. It returns those that are over, the number of steps made,
+            and, by name, why tasks are given up.
         episodes: The episodes to play; their results are written into them.
         how: Further arguments of ``evaluate``.
         finished: Called with each episode that is over.
         actor_options: Options for Ray's actors.
+        given_up: Where the tasks that nodes give up are written; their episodes are not played.
 
     Returns:
         The number of steps made.
@@ -113,7 +118,8 @@ def play_on_nodes(
 
     try:
         hire()
-        return _play(crew, players, hire, deque(episodes), how, finished)
+        given_up = {} if given_up is None else given_up
+        return _play(crew, players, hire, deque(episodes), how, finished, given_up)
     finally:
         dismiss(
             crew,
@@ -131,6 +137,7 @@ def _play(
     waiting: deque[Any],
     how: Mapping[str, Any],
     finished: Callable[[Any], object],
+    given_up: dict[str, str],
 ) -> int:
     steps = 0
     lost = ""
@@ -162,10 +169,18 @@ def _play(
                 deadline = time.monotonic() + _ROOM_S
                 continue
             if player.num_envs:
-                steps += result[1]
-                for episode, played in zip(player.playing, result[0], strict=True):
+                over, made, failures = result
+                steps += made
+                by_key = {(episode.task, episode.number): episode for episode in player.playing}
+                for played in over:
+                    episode = by_key.pop((played.task, played.number))
                     _note(episode, played)
                     finished(episode)
+                given_up.update(failures)
+                player.playing = [each for each in by_key.values() if each.task not in given_up]
+                for _ in range(len(waiting)):
+                    if (episode := waiting.popleft()).task not in given_up:
+                        waiting.append(episode)
             else:
                 player.num_envs = result
             _give(player, players, waiting, how)
@@ -176,18 +191,20 @@ def _play(
 
 
 def _note(episode: Any, played: Any) -> None:
-    for name in ("return_", "length", "info", "terminated", "finished"):
+    for name in ("return_", "length", "info", "terminated", "finished", "failed", "seconds"):
         setattr(episode, name, getattr(played, name))
     episode.repeats += played.repeats
+    episode.steps += played.steps
 
 
 def _give(
     player: _Hired, players: Sequence[_Hired], waiting: deque[Any], how: Mapping[str, Any]
 ) -> None:
     """Gives a node its share of half of the episodes left, at least as many as it has envs."""
-    size = max(player.num_envs, len(waiting) // (2 * len(players)))
-    player.playing = [waiting.popleft() for _ in range(min(size, len(waiting)))]
+    share: list[Any] = []
+    if len(player.playing) < player.num_envs:
+        size = max(player.num_envs, len(waiting) // (2 * len(players)))
+        share = [waiting.popleft() for _ in range(min(size, len(waiting)))]
+        player.playing += share
     if player.playing:
-        seeds = [episode.seed for episode in player.playing]
-        options = [episode.options for episode in player.playing]
-        player.awaited = player.member.ask("play", seeds, options, dict(how))
+        player.awaited = player.member.ask("play", share, dict(how))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, overload
 
@@ -20,16 +17,15 @@ from gymnasium.vector import VectorEnv
 
 from shmvec._arguments import checked_count, checked_int, checked_seconds
 from shmvec._cores import usable_cores
-from shmvec._hints import found_spec, refuse_unknown, takes
+from shmvec._hints import refuse_unknown
 from shmvec._options import OPTIONS, AtMost, with_faults
 from shmvec._policy import Policy, check_policy
 from shmvec.evaluation.episodes import EPISODE, Episode, EpisodePlayer, recorded
-from shmvec.evaluation.memory import Budget, gpu_bytes, parsed_bytes, resident_bytes
-from shmvec.evaluation.record import Record
+from shmvec.evaluation.progress import reporter
 from shmvec.evaluation.results import SUCCESS, Evaluation, evaluation_of
-from shmvec.evaluation.suite import SuitePlayer, TaskPlan
-from shmvec.evaluation.suite_results import SuiteEvaluation, of_task
-from shmvec.evaluation.tasks import Suite, Task, env_fn_of, identity_of, is_suite, tasks_of
+from shmvec.evaluation.suite_results import SuiteEvaluation
+from shmvec.evaluation.suites import How, evaluate_suite
+from shmvec.evaluation.tasks import Suite, Task, env_fn_of, is_suite
 from shmvec.exchange import Autoreset, AutoresetMode
 from shmvec.faults import FaultPolicy, RemoteTraceback, add_note
 from shmvec.vector_env import ShmVectorEnv
@@ -43,17 +39,6 @@ Envs: TypeAlias = (
 
 _CLOSE_S = 5.0  # for envs to close that may be in the middle of a step
 _SEEDS = 2**31  # as many as all generators take
-# Options that mean nothing where each env has a process of its own, and retries= rules faults.
-_NOT_FOR_SUITES = (
-    "num_workers",
-    "caller_steps",
-    "overlap",
-    "spare_envs",
-    "pin_workers",
-    "faults",
-    "autoreset_mode",
-    "recycle_after",
-)
 
 
 @overload
@@ -109,10 +94,12 @@ def evaluate(
 
     Args:
         envs: An id of Gymnasium's registry, "module:Env-v0" to import a module first, or a spec;
-            a function that makes an env; a list of such functions, one for each env, of which any
-            may play any episode; or a :class:`shmvec.ShmVectorEnv`, which is not closed, and whose
-            envs must be reset before they are used again. Answers that an earlier, interrupted call
-            has left are waited for first.
+            "module:function" or "path/file.py:function"; a function that makes an env; a list of
+            such functions, one for each env, of which any may play any episode; or a
+            :class:`shmvec.ShmVectorEnv`, which is not closed, and whose envs must be reset before
+            they are used again. Answers that an earlier, interrupted call has left are waited for
+            first. A suite is a dict, from names to such texts or functions or :class:`shmvec.Task`;
+            a list of ids; or a pattern for ids, as "ALE/*-v5".
         policy: ``policy(observations, env_ids)`` returns an action for each observation, batched
             as ``action_space`` says. ``env_ids``, int64 ``(n,)``, says where they come from. If it
             has a method ``reset(env_ids)``, that is called before it is asked about the first
@@ -138,7 +125,8 @@ def evaluate(
             of a step. The episodes before the first unfinished one count: so shorter ones are more
             likely to, and the mean is biased towards them.
         progress: True: a bar, where tqdm is installed. A function: it is called with each
-            :class:`Episode` when that is over.
+            :class:`Episode` when that is over, and, of a suite, if it takes a second argument, with
+            an estimate of the seconds that the others take (nan: nothing is known yet).
         video_folder: Where videos are written, by Gymnasium's ``RecordVideo``:
             ``evaluation-episode-0.mp4``, ... Needs moviepy, and envs with the render mode
             ``rgb_array``, which envs made by id have then.
@@ -189,33 +177,39 @@ def evaluate(
     limits = {"time_limit": time_limit, "hard_time_limit": hard_time_limit}
     for name, limit in limits.items():
         checked_seconds(name, limit)
-    of_suite = {
-        "record": record,
-        "max_envs": max_envs,
-        "memory": memory,
-        "gpu_memory": gpu_memory,
-        "batch_across_tasks": batch_across_tasks,
-        "retries": retries,
-    }
-    if is_suite(envs) or any(value is not None for value in of_suite.values()):
-        return _suite(
+    of_suites = (record, max_envs, memory, gpu_memory, batch_across_tasks, retries)
+    as_suite = isinstance(envs, Task) or any(value is not None for value in of_suites)
+    if as_suite or is_suite(envs):
+        refuse_unknown("evaluate", vector_options, _known_options())
+        if num_envs is not None and max_envs is not None:
+            raise ValueError("num_envs and max_envs are the same here: give one of them")
+        how = How(
+            keys=(success_key, *keys),
+            max_envs=num_envs if max_envs is None else max_envs,
+            memory=memory,
+            gpu_memory=gpu_memory,
+            across=batch_across_tasks is not False,
+            batch=batch,
+            batch_size=batch_size,
+            retries=2 if retries is None else retries,
+            recording=video_folder is not None,
+            vector_options=vector_options,
+        )
+        return evaluate_suite(
             envs,
             policy,
             played,
-            seeds is None,
-            [success_key, *keys],
-            {"num_envs": num_envs, **of_suite},
-            {"batch": batch, "batch_size": batch_size},
-            limits,
-            progress,
-            (video_folder, video_episodes),
-            (cluster, actor_options),
-            vector_options,
+            how,
+            drawn=seeds is None,
+            record=record,
+            videos=(video_folder, video_episodes),
+            limits=limits,
+            progress=progress,
+            actor_options=(actor_options or {}) if cluster else None,
         )
     check_policy(policy, batch)
     if not cluster:
-        known = [*inspect.signature(evaluate).parameters, *OPTIONS]
-        refuse_unknown("evaluate", vector_options, known)
+        refuse_unknown("evaluate", vector_options, _known_options())
     if cluster:
         return _on_nodes(
             envs,
@@ -248,7 +242,7 @@ def evaluate(
     try:
         make()
         _check_mode(vector)
-        report, ended = _progress(progress, len(played))
+        report, ended = reporter(progress, len(played))
         size = vector.num_envs if batch == "ready" else max(1, vector.num_envs // 2)
         if batch_size is not None:
             size = checked_count("batch_size", batch_size)
@@ -293,6 +287,10 @@ def _result(
     return result
 
 
+def _known_options() -> list[str]:
+    return [*inspect.signature(evaluate).parameters, *OPTIONS]
+
+
 def _chosen(
     envs: Any, episodes: int, recording: Any = None, num_envs: int | None = None, **options: Any
 ) -> tuple[list[Callable[[], Any]], dict[str, Any]]:
@@ -315,14 +313,22 @@ def _made(envs: Any, episodes: int, **options: Any) -> ShmVectorEnv:
 
 
 def _played_on_node(
-    envs: ShmVectorEnv, policy: Policy, seeds: list[int], options: list[Any], how: dict[str, Any]
-) -> tuple[list[Episode], int]:
-    """Plays a node's share of the episodes; returns these, in order, and the number of steps."""
+    envs: ShmVectorEnv, policy: Policy, orders: Sequence[Episode], how: dict[str, Any]
+) -> tuple[list[Episode], int, dict[str, str]]:
+    """Plays a node's share of the episodes; returns these and the number of steps."""
     played: list[Episode] = []
     result = evaluate(
-        envs, policy, len(seeds), seeds=seeds, options=options, progress=played.append, **how
+        envs,
+        policy,
+        len(orders),
+        seeds=[order.seed for order in orders],
+        options=[order.options for order in orders],
+        progress=played.append,
+        **how,
     )
-    return sorted(played, key=lambda episode: episode.number), result.steps
+    for episode in played:
+        episode.number = orders[episode.number].number
+    return played, result.steps, {}
 
 
 def _on_nodes(
@@ -346,218 +352,13 @@ def _on_nodes(
         raise ValueError(f"on a cluster there is no {' and no '.join(refused)}")
     if isinstance(envs, ShmVectorEnv):
         raise ValueError("a vector env cannot be sent to other nodes: give what makes its envs")
-    report, ended = _progress(progress, len(played))
+    report, ended = reporter(progress, len(played))
     make = partial(_made, envs, len(played), **vector_options)
     try:
         steps = play_on_nodes(make, policy, _played_on_node, played, how, report, actor_options)
     finally:
         ended()
     return _result(played, steps, keys, begin, success_key)
-
-
-# ---- suites --------------------------------------------------------------------------------------
-
-
-def _suite(
-    envs: Any,
-    policy: Any,
-    pattern: Sequence[Episode],
-    drawn: bool,
-    keys: Sequence[str],
-    of_suite: dict[str, Any],
-    batches: dict[str, Any],
-    limits: dict[str, float | None],
-    progress: Any,
-    videos: tuple[Any, Collection[int]],
-    nodes: tuple[bool, Mapping[str, Any] | None],
-    vector_options: dict[str, Any],
-) -> Evaluation | SuiteEvaluation:
-    """Evaluates a suite of tasks, or one env as a suite.
-
-    Args:
-        envs: The tasks.
-        policy: Chooses actions.
-        pattern: The episodes of each task.
-        drawn: Whether their seeds were drawn, and a record's hold instead.
-        keys: The keys of last infos that are kept; the first is that of success.
-        of_suite: The arguments of ``evaluate`` that are for suites.
-        batches: Its arguments ``batch`` and ``batch_size``.
-        limits: Its time limits.
-        progress: As for ``evaluate``.
-        videos: The folder of videos, and the episodes to record.
-        nodes: Whether to play on a cluster, and Ray's options for actors.
-        vector_options: Options of exchanges.
-    """
-    begin = time.monotonic()
-    if isinstance(envs, VectorEnv):
-        raise ValueError("a suite, a record and memory= need what makes the envs, no vector env")
-    told = takes(policy, None, None, task=None)
-    check_policy(
-        partial(policy, task=None) if told and callable(policy) else policy, batches["batch"]
-    )
-    refuse_unknown("evaluate", vector_options, [*inspect.signature(evaluate).parameters, *OPTIONS])
-    refused = [name for name in _NOT_FOR_SUITES if vector_options.get(name) is not None]
-    if refused:
-        raise ValueError(
-            f"each env of a suite has a process of its own, without {', '.join(refused)}: "
-            "max_envs= is their number, and retries= says what becomes of faults"
-        )
-    if of_suite["num_envs"] is not None and of_suite["max_envs"] is not None:
-        raise ValueError("num_envs and max_envs are the same here: give one of them")
-    tasks = tasks_of(envs)
-    record = None if of_suite["record"] is None else Record(of_suite["record"])
-    try:
-        plans = _plans(tasks, pattern, drawn, keys, record, videos)
-        how = {
-            "keys": keys,
-            "recording": videos[0] is not None,
-            "batch": batches["batch"],
-            "batch_size": batches["batch_size"],
-            **{name: of_suite[name] for name in ("memory", "gpu_memory", "retries")},
-            "max_envs": of_suite["num_envs"]
-            if of_suite["max_envs"] is None
-            else of_suite["max_envs"],
-            "across": of_suite["batch_across_tasks"],
-            "vector_options": vector_options,
-        }
-        _play(plans, policy, how, record, limits, progress, nodes)
-    finally:
-        if record is not None:
-            record.close()
-    evaluations = {plan.task.name: of_task(plan.episodes, keys, keys[0]) for plan in plans}
-    for key in keys[1:]:
-        played = [each for each in evaluations.values() if len(each)]
-        if played and not any(key in each.infos for each in played):
-            logger.warn(f"no episode's last info has {key!r}")
-    if not is_suite(envs):
-        (plan,) = plans
-        if plan.failure:
-            raise RuntimeError(f"the env could not be built: {plan.failure}")
-        return replace(evaluations[plan.task.name], seconds=time.monotonic() - begin)
-    return SuiteEvaluation(
-        tuple(tasks),
-        evaluations,
-        {plan.task.name: plan.failure for plan in plans if plan.failure},
-        time.monotonic() - begin,
-    )
-
-
-def _plans(
-    tasks: Sequence[Task],
-    pattern: Sequence[Episode],
-    drawn: bool,
-    keys: Sequence[str],
-    record: Record | None,
-    videos: tuple[Any, Collection[int]],
-) -> list[TaskPlan]:
-    """What there is to play of each task, less what the record has."""
-    seeds = [episode.seed for episode in pattern]
-    if record is not None:
-        if not record.head:
-            base = int(np.random.default_rng().integers(_SEEDS))
-            record.begin({"drawn": base if drawn else None})
-        if drawn:  # the same ones when it is resumed
-            base = record.head["drawn"]
-            if base is None:
-                raise ValueError(
-                    f"{record.path} was recorded with seeds=: give the same ones to resume it"
-                )
-            seeds = np.random.default_rng(base).integers(_SEEDS, size=len(seeds)).tolist()
-    plans = []
-    for task in tasks:
-        folder, chosen = videos
-        if folder is not None:
-            folder = os.path.join(os.path.abspath(folder), _file_name(task.name))
-        make = env_fn_of(task, folder, chosen)
-        episodes = [
-            Episode(each.number, seed, each.options, task=task.name)
-            for each, seed in zip(pattern, seeds, strict=True)
-        ]
-        if record is not None:
-            about = {"env": identity_of(task), "info_keys": list(keys)}
-            record.check_task(task.name, about, {"reference": task.reference})
-            for episode in episodes:
-                record.fill(episode)
-        plans.append(TaskPlan(task, make, episodes))
-    return plans
-
-
-def _play(
-    plans: list[TaskPlan],
-    policy: Any,
-    how: dict[str, Any],
-    record: Record | None,
-    limits: dict[str, float | None],
-    progress: Any,
-    nodes: tuple[bool, Mapping[str, Any] | None],
-) -> None:
-    """Plays what there is to play; each episode is recorded, and reported, as it is settled."""
-    begin = time.monotonic()
-    suite = _made_suite(plans, policy, **how)
-    every = [episode for plan in plans for episode in plan.episodes]
-    done = sum(episode.settled for episode in every)
-    report, ended = _progress(progress, len(every), done, suite.seconds_left)
-
-    def settled(episode: Episode) -> None:
-        if record is not None:
-            record.add(episode)
-        report(episode)
-
-    last_start, deadline = (
-        np.inf if limit is None else begin + limit
-        for limit in (limits["time_limit"], limits["hard_time_limit"])
-    )
-    at_once = True
-    try:
-        suite.play(settled, last_start, deadline)
-        at_once = deadline < np.inf
-    finally:
-        try:
-            suite.close(at_once)
-        finally:
-            ended()
-
-
-def _made_suite(
-    plans: Sequence[TaskPlan],
-    policy: Any,
-    *,
-    max_envs: int | None,
-    memory: Any,
-    gpu_memory: Any,
-    retries: int | None,
-    across: bool | None,
-    batch: str,
-    batch_size: int | None,
-    **others: Any,
-) -> SuitePlayer:
-    """A suite whose arguments are checked, with the cores and GPUs of this machine."""
-    budgets = []
-    if memory is not None:
-        budgets.append(Budget("memory", parsed_bytes("memory", memory), resident_bytes))
-    if gpu_memory is not None:
-        budgets.append(Budget("gpu_memory", parsed_bytes("gpu_memory", gpu_memory), gpu_bytes()))
-    most = 2 * usable_cores() if max_envs is None else checked_count("max_envs", max_envs)
-    size = most if batch == "ready" else max(1, most // 2)
-    times = 2 if retries is None else checked_int("retries", retries)
-    if times < 0:
-        raise ValueError(f"retries must not be negative, got {retries}")
-    return SuitePlayer(
-        plans,
-        policy,
-        max_envs=most,
-        budgets=budgets,
-        batch_across_tasks=across is not False,
-        batch_size=size if batch_size is None else checked_count("batch_size", batch_size),
-        fixed=batch == "fixed",
-        retries=times,
-        **others,
-    )
-
-
-def _file_name(name: str) -> str:
-    """A task's name as that of a folder."""
-    return re.sub(r"[^\w.-]+", "-", name).strip(".") or "task"
 
 
 def _episodes(count: int, seeds: Any, options: Any) -> list[Episode]:
@@ -609,9 +410,7 @@ def _env_fns(
         return list(envs[:episodes])
     count = default if num_envs is None else checked_count("num_envs", num_envs)
     if isinstance(envs, (str, EnvSpec)):
-        spec = found_spec(envs) if isinstance(envs, str) else envs
-        drawing: dict[str, Any] = {"render_mode": "rgb_array"} if draws else {}
-        envs = partial(gym.make, spec, **drawing)
+        envs = env_fn_of(Task(envs), draws)
     return [envs] * min(count, episodes)
 
 
@@ -636,34 +435,6 @@ def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | 
             logger.warn(f"the results of evaluate() are whole, but {failure}")
         else:
             add_note(reason, failure)
-
-
-def _progress(
-    progress: Any, count: int, done: int = 0, left: Callable[[], float] | None = None
-) -> tuple[Callable[[Episode], object], Callable[[], object]]:
-    """The function to call with each episode that is over, and the one to call at the end.
-
-    Args:
-        progress: As for ``evaluate``.
-        count: Number of episodes.
-        done: How many of them are over.
-        left: Estimates how many seconds the others take; None: the bar does.
-    """
-    if callable(progress):
-        return progress, _nothing
-    if progress:
-        with suppress(ImportError):
-            from tqdm import tqdm
-
-            bar = tqdm(total=count, initial=done, unit="episode")
-
-            def show(episode: Episode) -> None:
-                if left is not None:
-                    bar.set_postfix_str(f"about {left():.0f} s left", refresh=False)
-                bar.update()
-
-            return show, bar.close
-    return _nothing, _nothing
 
 
 def _nothing(*_: Any) -> None:

@@ -56,7 +56,7 @@ class TaskPlan:
 
     task: Task
     make: EnvFn
-    episodes: Sequence[Episode]
+    episodes: list[Episode]
     waiting: deque[Episode] = field(default_factory=deque)
     start_s: float | None = None
     episode_s: float | None = None

@@ -6,7 +6,8 @@ import fnmatch
 import importlib
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,6 @@ from gymnasium.envs.registration import EnvSpec
 
 from shmvec._hints import did_you_mean, found_spec, refuse_unknown
 from shmvec._named import find_env
-from shmvec.evaluation.episodes import recorded
 
 __all__ = ["Task", "env_fn_of", "identity_of", "is_suite", "read_suite", "tasks_of"]
 
@@ -86,7 +86,7 @@ def tasks_of(envs: Any) -> list[Task]:
         ValueError: There are none, two have the same name, or there is no such id, file or module.
         TypeError: One is something else.
     """
-    if isinstance(envs, str) and is_suite(envs):
+    if isinstance(envs, str) and is_suite(envs):  # a pattern
         named: list[tuple[str, Any]] = [(name, name) for name in _matching(envs)]
     elif isinstance(envs, Mapping):
         named = list(envs.items())
@@ -131,52 +131,45 @@ def _matching(pattern: str) -> list[str]:
     return [prefix + id for id in found]
 
 
-def env_fn_of(task: Task, folder: str | None = None, episodes: Collection[int] = ()) -> EnvFn:
+def env_fn_of(task: Task, draws: bool = False) -> EnvFn:
     """The function that makes a task's env.
 
     Args:
         task: The task.
-        folder: Where videos are written; None: nowhere.
-        episodes: The episodes that are recorded, by number.
+        draws: Whether it is to have the render mode ``rgb_array``, if it is made by its id.
 
     Raises:
-        ValueError: There is no such id, file, module or function.
+        ValueError: There is no such file, module or function.
+        gymnasium.error.Error: There is no such id.
         TypeError: It is none of these.
     """
     source, kwargs = task.env, dict(task.kwargs)
-    draws = {"render_mode": "rgb_array", **kwargs} if folder is not None else kwargs
-    if isinstance(source, EnvSpec):
-        make: EnvFn = partial(gym.make, source, **draws)
-    elif isinstance(source, str):
-        where, _, what = source.rpartition(":")
-        if where and not _is_id(source):
-            make = find_env(source, kwargs)[0]
-        else:
-            make = partial(gym.make, found_spec(source), **draws)
-    elif callable(source):
-        if kwargs:
-            raise TypeError(f"task {task.name!r}: kwargs are for ids; give functools.partial")
-        make = source
-    else:
+    if isinstance(source, str) and _names_function(source):
+        return find_env(source, kwargs)[0]
+    if isinstance(source, (str, EnvSpec)):
+        spec = found_spec(source) if isinstance(source, str) else source
+        drawing = {"render_mode": "rgb_array"} if draws else {}
+        return partial(gym.make, spec, **{**drawing, **kwargs})
+    if not callable(source):
         raise TypeError(
             f"task {task.name!r}: an env is an id, a spec, 'path/file.py:function' or a function, "
             f"got {source!r}"
         )
-    if folder is None:
-        return make
-    return recorded([make], folder, episodes)[0]
+    if kwargs:
+        raise TypeError(f"task {task.name!r}: kwargs are for ids; give functools.partial")
+    return source
 
 
-def _is_id(name: str) -> bool:
-    """Whether "module:name" names an id, and not a function; the module is imported."""
+def _names_function(name: str) -> bool:
+    """Whether a text is "path/file.py:function" or "module:function", and no id."""
     where, _, what = name.rpartition(":")
-    if where.endswith(".py"):
+    if where.endswith(".py") or what.endswith(".py"):
+        return True
+    if not where:
         return False
-    try:
-        module = importlib.import_module(where)
-    except ImportError as error:
-        raise ValueError(f"cannot import {where!r}: {error}") from error
-    return not callable(getattr(module, what, None))
+    with suppress(ImportError):  # what is wrong with it is said of the id
+        return callable(getattr(importlib.import_module(where), what, None))
+    return False
 
 
 def identity_of(task: Task) -> str:
@@ -195,6 +188,8 @@ def identity_of(task: Task) -> str:
 
 def read_suite(file: Path) -> tuple[dict[str, Task], dict[str, Any]]:
     """The tasks of a TOML file, and the other arguments of ``evaluate`` that it has.
+
+    Files of envs are looked for beside it.
 
     Raises:
         ImportError: This is Python 3.10, and tomli is not installed.
@@ -218,6 +213,9 @@ def read_suite(file: Path) -> tuple[dict[str, Task], dict[str, Any]]:
         each: dict[str, Any] = {"env": table} if isinstance(table, str) else dict(table)
         try:
             refuse_unknown(f"task {name!r}", each, ("env", "kwargs", "instruction", "reference"))
+            source = each.get("env", "")
+            if isinstance(source, str) and source.rpartition(":")[0].endswith(".py"):
+                each["env"] = str(file.parent / source)
             tasks[name] = Task(**each)
         except TypeError as error:
             raise ValueError(f"{file}, task {name!r}: {error}") from error
