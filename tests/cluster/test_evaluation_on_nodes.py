@@ -1,10 +1,14 @@
 """Evaluation on nodes, with nodes that are in this process: what is said when none is left."""
 
+import time
+
 import pytest
 import unplugged
+from walks import Broken, Walk, Wide, act, lengthened, one_after_the_other, rows
 
 import shmvec
 from shmvec.cluster.crew import LocalCrew, LocalMember, Lost, Node
+from shmvec.cluster.evaluation import Player
 
 
 def balance(observations, env_ids):
@@ -47,3 +51,70 @@ def test_a_node_without_room_is_not_waited_for_at_the_end(monkeypatch):
     monkeypatch.setattr(LocalMember, "finish", finishes)  # the second one has not started
     assert shmvec.evaluate("CartPole-v1", balance, 1, num_envs=1, cluster=True).steps > 0
     assert len(finished) == 1
+
+
+def test_a_suite_on_nodes_has_the_same_numbers(monkeypatch, tmp_path):
+    class Two(LocalCrew):
+        def nodes(self):
+            return [Node(name, name, 1.0, 0.0) for name in "ab"]
+
+    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Two())
+    suite = {"a": Walk, "b": lengthened(9), "wide": Wide}
+    here = shmvec.evaluate(suite, act, 9, seeds=3)
+    record = tmp_path / "run.jsonl"
+    there = shmvec.evaluate(suite, act, 9, seeds=3, cluster=True, max_envs=2, record=record)
+    assert there.complete
+    again = shmvec.evaluate(suite, act, 9, seeds=3, record=record)
+    for name in suite:
+        for other in (there, again):
+            assert rows(here[name]) == rows(other[name])
+            assert here[name].seeds.tolist() == other[name].seeds.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:.*task")
+def test_a_task_that_fails_on_nodes_is_given_up(monkeypatch):
+    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: LocalCrew())
+    suite = {"bad": Broken, "good": Walk}
+    result = shmvec.evaluate(suite, act, 5, seeds=3, cluster=True, max_envs=2, retries=0)
+    assert result.failures == {"bad": "OSError: no assets"}
+    assert rows(result["good"]) == [row[:4] for row in one_after_the_other(Walk, range(3, 8))]
+
+
+def test_a_node_that_is_lost_costs_a_suite_what_it_had_under_way(monkeypatch, tmp_path):
+    """What it has returned is not played again."""
+
+    class Two(LocalCrew):
+        def nodes(self):
+            return [Node(name, name, 1.0, 0.0) for name in "ab"]
+
+    calls, play = [], Player.play
+
+    def lost_once(player, *arguments):
+        calls.append(player)
+        if len(calls) == 4:
+            raise Lost("it was unplugged")
+        return play(player, *arguments)
+
+    def slowly(observations, env_ids):
+        time.sleep(0.005)
+        return act(observations, env_ids)
+
+    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Two())
+    monkeypatch.setattr(Player, "play", lost_once)
+    suite = {"a": lengthened(50), "b": lengthened(40)}
+    seen = []
+    result = shmvec.evaluate(
+        suite, slowly, 30, seeds=3, cluster=True, max_envs=2, progress=seen.append
+    )
+    keys = [(episode.task, episode.number) for episode in seen]
+    assert len(keys) == len(set(keys)) == 60 and result.complete
+    assert sum(each.repeats for each in result.values()) > 0
+    for name, more in (("a", 50), ("b", 40)):
+        expected = one_after_the_other(lengthened(more), range(3, 33))
+        assert rows(result[name]) == [row[:4] for row in expected]
+
+
+def test_what_a_cluster_refuses():
+    for wrong in (dict(time_limit=3.0), dict(video_folder="videos")):
+        with pytest.raises(ValueError, match="on a cluster there is no"):
+            shmvec.evaluate({"a": Walk}, act, 1, cluster=True, **wrong)

@@ -438,6 +438,13 @@ def test_an_evaluation_goes_on_without_a_node_that_dies(cluster, tmp_path):
     assert result.repeats > 0
 
 
+def test_a_suite_on_all_nodes_equals_that_on_one(cluster):
+    suite = {"pole": "CartPole-v1", "short": shmvec.Task("CartPole-v1", {"max_episode_steps": 9})}
+    here = shmvec.evaluate(suite, balance, 20, seeds=7)
+    there = shmvec.evaluate(suite, balance, 20, seeds=7, cluster=True, max_envs=2)
+    assert [columns(each) for each in there.values()] == [columns(each) for each in here.values()]
+
+
 def test_actor_options_reach_the_actors_of_an_evaluation(cluster):
     """A resource that one node has, an environment variable, and CPUs."""
     special = cluster.add_node(num_cpus=2, resources={"simulator": 1})

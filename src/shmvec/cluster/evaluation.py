@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections import Counter, deque
@@ -207,4 +208,5 @@ def _give(
         share = [waiting.popleft() for _ in range(min(size, len(waiting)))]
         player.playing += share
     if player.playing:
-        player.awaited = player.member.ask("play", share, dict(how))
+        # Copies, because a member in this process would write into the caller's own.
+        player.awaited = player.member.ask("play", list(map(copy.copy, share)), dict(how))
