@@ -89,6 +89,30 @@ class RendersAnothersFrame(Well):
         return self.screen.copy()
 
 
+class DrawsInTheLastContext(Well):
+    """As Gymnasium's MuJoCo envs: each draws with the textures of the one that first drew last."""
+
+    texture = 1
+    context = 0
+
+    def __init__(self):
+        self.is_new = True
+
+    def render(self):
+        if self.is_new:
+            DrawsInTheLastContext.context, self.is_new = self.texture, False
+        return super().render() ^ np.uint8(self.context)
+
+
+class HasAnotherTexture(DrawsInTheLastContext):
+    texture = 2
+
+
+class WellAndAnother(Well):
+    def render(self):
+        return 255 - super().render()
+
+
 class HangsAsSecond(Well):
     number = count()
 

@@ -85,6 +85,39 @@ def test_what_differs_alone_is_not_said_to_be_as_alone():
     assert one.verdict == "ok" and "not compared: infos" in one.seen
 
 
+def test_an_env_that_draws_with_what_another_kind_of_env_has_loaded():
+    """Beside envs of its own kind each draws right: it is the kinds that are not to be mixed."""
+    assert checked("DrawsInTheLastContext").ok
+    options = {"contexts": ["fork"], "steps": 25}
+    kinds = [sick_envs.DrawsInTheLastContext, sick_envs.HasAnotherTexture]
+    for first, other in (kinds, kinds[::-1]):
+        [wrong] = check_env_fn(first, beside=other, **options).wrong
+        assert (wrong.kind, wrong.option) == ("one process", PROCESSES)
+        assert "frames differ" in wrong.seen
+
+
+def test_a_frame_that_is_another_envs_is_said_to_be():
+    [wrong] = checked("RendersAnothersFrame").wrong
+    assert "frames differ from the reset on (another env's)" in wrong.seen
+    [wrong] = check_env_fn(
+        sick_envs.DrawsInTheLastContext,
+        beside=sick_envs.HasAnotherTexture,
+        contexts=["fork"],
+        steps=5,
+    ).wrong
+    assert "another env's" not in wrong.seen
+
+
+def test_envs_of_two_kinds_that_are_well():
+    assert check_env_fn(Well, beside=sick_envs.WellAndAnother, contexts=["fork"], steps=25).ok
+
+
+def test_what_differs_alone_of_the_other_kind_is_not_compared():
+    report = check_env_fn(Well, beside=sick_envs.NotDeterministic, contexts=["fork"], steps=25)
+    [one, two] = [each for each in report.findings if "process" in each.kind]
+    assert one.verdict == two.verdict == "note", str(report)
+
+
 @pytest.mark.parametrize("name", NOTED)
 def test_what_is_to_know(name):
     report = checked(name)
@@ -143,6 +176,7 @@ def test_the_command(tmp_path, capsys):
         "import sys, time\n"
         f"sys.path.insert(0, {str(sick_envs.__file__).rpartition('/')[0]!r})\n"
         "from sick_envs import Well, SharesAGlobal\n"
+        "from sick_envs import DrawsInTheLastContext as Last, HasAnotherTexture as Other\n"
     )
     command = ["check", "--context", "fork", "--steps", "5", "--json", str(file)]
     assert shmvec.__main__.main([*command, f"{tmp_path}/an_env.py:Well"]) == 0
@@ -152,6 +186,9 @@ def test_the_command(tmp_path, capsys):
     text = capsys.readouterr().out
     assert not written["ok"] and text.endswith("Wrong: 1.\n")
     assert all(finding["seen"] in text for finding in written["findings"][-5:])
+    beside = ["--beside", f"{tmp_path}/an_env.py:Other", f"{tmp_path}/an_env.py:Last"]
+    assert shmvec.__main__.main([*command, *beside]) == 1
+    assert "frames differ" in capsys.readouterr().out
 
 
 def test_at_a_glance():

@@ -117,6 +117,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_env(command)
     command.add_argument(
+        "--beside",
+        metavar="ENV",
+        help="an env of another kind that is to share processes with it (default: the same)",
+    )
+    command.add_argument(
         "--context",
         nargs="+",
         choices=multiprocessing.get_all_start_methods(),
@@ -430,8 +435,10 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     make, _ = _env_fn(options.env, options.kwargs)
+    beside = options.beside and _env_fn(options.beside, options.kwargs)[0]
     report = check.check(
         make,
+        beside=beside,
         contexts=options.context,
         steps=options.steps,
         time_limit=options.time_limit,

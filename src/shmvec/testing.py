@@ -59,6 +59,7 @@ _SPACES: dict[str, gym.Space[Any]] = {
 def check_env_fn(
     env_fn: Callable[[], gym.Env[Any, Any]],
     *,
+    beside: Callable[[], gym.Env[Any, Any]] | None = None,
     contexts: Sequence[str] | None = None,
     steps: int = 50,
     time_limit: float = 20.0,
@@ -71,6 +72,8 @@ def check_env_fn(
 
     Args:
         env_fn: Makes one env. If its ``render_mode`` is one of frames, these are compared, too.
+        beside: Makes the other env of each process, where envs of two kinds are to share one
+            (two robots may draw with each other's textures). None: ``env_fn``.
         contexts: Start methods to try; the first is the one that you mean to use, and a failure
             under another is a note. None: all, the program's default first.
         steps: How many steps each env makes, at most; an env alone stops after a second.
@@ -81,7 +84,7 @@ def check_env_fn(
         that are, and ``print(report)`` shows the table.
 
     Raises:
-        TypeError: ``env_fn`` is no function.
+        TypeError: ``env_fn`` or ``beside`` is no function.
         ValueError: There is no such start method.
 
     Example:
@@ -91,12 +94,13 @@ def check_env_fn(
         >>> report.ok, report.wrong
         (True, [])
     """
-    if not callable(env_fn):
-        raise TypeError(
-            "env_fn must be a function that makes an env, `lambda: gym.make(...)` for example, got "
-            f"{env_fn!r}"
-        )
-    return check(env_fn, contexts=contexts, steps=steps, time_limit=time_limit)
+    for name, function in {"env_fn": env_fn, "beside": beside or env_fn}.items():
+        if not callable(function):
+            raise TypeError(
+                f"{name} must be a function that makes an env, `lambda: gym.make(...)` for "
+                f"example, got {function!r}"
+            )
+    return check(env_fn, beside=beside, contexts=contexts, steps=steps, time_limit=time_limit)
 
 
 class ContractEnv(gym.Env[Any, Any]):

@@ -111,9 +111,9 @@ class _Examination:
     """Runs of an env in workers, each time in fresh ones."""
 
     def __init__(
-        self, env_fn: Callable[[], Any], time_limit: float, steps: int, say: Progress
+        self, env_fns: Sequence[Callable[[], Any]], time_limit: float, steps: int, say: Progress
     ) -> None:
-        self._env_fn = env_fn
+        self.env_fns = env_fns
         self.time_limit = time_limit
         self._say = say
         self.steps = steps
@@ -144,7 +144,7 @@ class _Examination:
         exchange: Exchange | None = None
         try:
             exchange = Exchange(
-                [partial(Probe, self._env_fn, numbers) for numbers in processes],
+                [partial(Probe, self.env_fns, numbers) for numbers in processes],
                 name="the check",
                 num_workers=len(processes),
                 context=context,
@@ -213,6 +213,7 @@ class _Examination:
 def check(
     env_fn: Callable[[], Any],
     *,
+    beside: Callable[[], Any] | None = None,
     contexts: Sequence[str] | None = None,
     steps: int = 50,
     time_limit: float = 20.0,
@@ -220,7 +221,8 @@ def check(
 ) -> CheckReport:
     """Checks whether an env may run in parallel; see :func:`shmvec.testing.check_env_fn`."""
     say = Progress(progress, "checking the env")
-    examination = _Examination(env_fn, time_limit, steps, say)
+    env_fns = [env_fn] if beside is None else [env_fn, beside]
+    examination = _Examination(env_fns, time_limit, steps, say)
     try:
         return CheckReport(tuple(_findings(examination, _methods(contexts))))
     finally:
@@ -237,7 +239,7 @@ def brief(env_fn: Callable[[], Any], seconds: float = 2.0) -> str | None:
     Returns:
         A line, if something is wrong.
     """
-    examination = _Examination(env_fn, seconds / 4, 10, Progress(None, ""))
+    examination = _Examination([env_fn], seconds / 4, 10, Progress(None, ""))
     method = _methods(None)[0]
     alone = examination.run("alone", [[0]], method, twice=True)
     if alone.trouble or alone.seconds > seconds / 4:
@@ -282,13 +284,16 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
     other = examination.run("alone, with another seed", [[1]], method)
     company = examination.run("two in one process", [[0, 1]], method)
     four = None
-    if not company.trouble:
-        four = examination.run("four in one process", [[0, 1, 2, 3]], method)
+    if not company.trouble:  # the last one is of the first kind, if there are two
+        four = examination.run("four in one process", [[0, 1, 3, 2]], method)
     apart = examination.run("two processes at once", [[0], [1]], method)
 
     reference, repeated = _references(alone, other)
     unstable, finding = _same_seed(reference[0], repeated, second, rest)
     yield finding
+    if len(examination.env_fns) > 1:
+        again = examination.run("the other one, a second time", [[1]], method)
+        unstable.update(_differing(reference[1], again.events[1]))
     facts = alone.facts[0]
     everywhere = [each for run in (alone, company, four) if run is not None for each in run.facts]
     yield from _spaces(facts, everywhere)
@@ -475,8 +480,19 @@ def _difference(reference: dict[int, list[Event]], run: _Run, unstable: set[str]
         differ = _differing(reference[number % 2], events)
         differ = {part: since for part, since in differ.items() if part not in unstable}
         if differ:
-            return f"env {number + 1} of {len(run.events)}: {_in_words(differ)}"
+            found = f"env {number + 1} of {len(run.events)}: {_in_words(differ)}"
+            return found + _whose(reference, events, number % 2, differ)
     return ""
+
+
+def _whose(
+    reference: dict[int, list[Event]], events: list[Event], own: int, differ: dict[str, int]
+) -> str:
+    """Says of frames that differ whether they are those of the env with the other seed."""
+    since, part = differ.get("frames"), PARTS.index("frames")
+    others = [] if since is None else reference[1 - own][since : since + 1]
+    is_anothers = any(event[part] == events[since][part] for event in others)
+    return " (another env's)" if is_anothers else ""
 
 
 def _beside_others(one: str, two: str, facts: Facts, unstable: set[str]) -> Iterator[Finding]:

@@ -128,14 +128,14 @@ class Probe(gym.Env[Any, Any]):
     observation_space = gym.spaces.Discrete(2)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, env_fn: Callable[[], Any], numbers: Sequence[int]) -> None:
+    def __init__(self, env_fns: Sequence[Callable[[], Any]], numbers: Sequence[int]) -> None:
         """Prepares; no env is made yet.
 
         Args:
-            env_fn: Makes one env.
+            env_fns: Each makes one env; the envs take turns at them, by their numbers.
             numbers: A number for each env of this process; its seed follows from it.
         """
-        self._env_fn = env_fn
+        self._env_fns = env_fns
         self._numbers = numbers
         self._subjects: list[_Subject] = []
         self._facts = Facts()
@@ -147,7 +147,8 @@ class Probe(gym.Env[Any, Any]):
         before = _generators()
         for number in self._numbers:
             try:
-                self._subjects.append(_Subject(number, self._env_fn()))
+                env_fn = self._env_fns[number % len(self._env_fns)]
+                self._subjects.append(_Subject(number, env_fn()))
             except Exception as error:
                 return _raised(number, "being made", error)
         self._facts.generators_built = _changed(before)
@@ -277,7 +278,7 @@ class Probe(gym.Env[Any, Any]):
             os.waitpid(pid, 0)
 
     def _in_fork(self) -> str:
-        other = Probe(self._env_fn, [self._numbers[0] + 1])
+        other = Probe(self._env_fns, [self._numbers[0] + 1])
         failed = other.build()
         for moment in ("reset", "step", "step", "step"):
             if failed is None:
