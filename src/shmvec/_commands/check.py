@@ -490,9 +490,10 @@ def _whose(
 ) -> str:
     """Says of frames that differ whether they are those of the env with the other seed."""
     since, part = differ.get("frames"), PARTS.index("frames")
-    others = [] if since is None else reference[1 - own][since : since + 1]
-    is_anothers = any(event[part] == events[since][part] for event in others)
-    return " (another env's)" if is_anothers else ""
+    if since is None or len(reference[1 - own]) <= since:
+        return ""
+    same = events[since][part] == reference[1 - own][since][part]
+    return " (another env's)" if same else ""
 
 
 def _beside_others(one: str, two: str, facts: Facts, unstable: set[str]) -> Iterator[Finding]:
