@@ -670,3 +670,8 @@ def with_vector(tmp_path):
         evaluate(envs, act, 1, record=tmp_path / "run.jsonl")
     finally:
         envs.close()
+
+
+def test_a_task_can_be_a_key():
+    one, other = Task("CartPole-v1", {"a": 1}, {"text": []}), Task(gym.spec("CartPole-v1"))
+    assert len({one: 1, other: 2}) == 2

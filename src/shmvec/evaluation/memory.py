@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from shmvec._cores import descendants
 
 __all__ = ["Budget", "gpu_bytes", "parsed_bytes", "resident_bytes"]
 
@@ -39,7 +38,18 @@ def parsed_bytes(name: str, size: int | float | str) -> int:
 
 def resident_bytes(pid: int) -> int:
     """The memory of a process and all below it; what processes share counts in equal parts."""
-    return sum(map(_of_process, [pid, *descendants(pid)]))
+    return sum(map(_of_process, _family(pid)))
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all below it, by what each of them alone knows: others may be many."""
+    found = [pid]
+    for each in found:  # which grows
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{each}/task"):
+                with suppress(OSError), open(f"/proc/{each}/task/{thread}/children") as file:
+                    found += map(int, file.read().split())
+    return found
 
 
 def _of_process(pid: int) -> int:
@@ -77,7 +87,7 @@ def gpu_bytes() -> Callable[[int], int]:
         ) from error
 
     def used(pid: int) -> int:
-        family = {pid, *descendants(pid)}
+        family = set(_family(pid))
         found: dict[tuple[int, int], int] = {}  # one process may compute and draw: counted once
         for number, device in enumerate(devices):
             for ask in (

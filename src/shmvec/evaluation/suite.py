@@ -33,9 +33,10 @@ __all__ = ["SuitePlayer", "TaskPlan"]
 
 _CLOSE_S = 5.0  # for an env to close
 _LIMIT_S = 600.0  # for a step, a reset, and for an env to be built, unless other limits are given
-_LOOK_S = 0.1  # between two looks at memory
+_LOOK_S = 0.2  # between two looks at memory
 # How long a wait sleeps until it looks again: a share of how long it has waited, within limits.
-_NAP_SHARE, _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.05, 30e-6, 2e-3
+_NAP_SHARE, _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.1, 100e-6, 2e-3
+_AGAIN_S = 0.05  # until a start is told once more to end
 _ALONE = np.zeros(1, np.intp)  # the only env of an exchange
 
 
@@ -141,14 +142,18 @@ class TaskEnv:
         self.resets = resets
 
     def end(self, at_once: bool) -> None:
-        """Begins to end it; ``busy`` says until when."""
+        """Begins to end it, whatever it does; ``busy`` says until when."""
         self.episode = None
-        if self.busy:  # it is being started, or ended
-            self._close(at_once=True)
-        self._worker.join()
-        self._work = partial(self._close, at_once)
+        self._work = partial(self._end, at_once, self._worker)
         self._worker = Thread(target=self._run, daemon=True)
         self._worker.start()
+
+    def _end(self, at_once: bool, before: Thread) -> None:
+        while before.is_alive():  # it is being started, or ended with patience
+            self._close(at_once=True)
+            before.join(_AGAIN_S)
+        self.error = None  # of a start that was broken off
+        self._close(at_once)
 
     def _close(self, at_once: bool) -> None:
         if hasattr(self.exchange, "num_workers"):  # else there is nothing to end yet
@@ -296,6 +301,7 @@ class SuitePlayer:
         self._ending: list[TaskEnv] = []
         self._groups: list[Group] = []
         self._looked = 0.0
+        self._changed = True  # whether there may be an env to start
         self._too_large: set[str] = set()  # tasks of which one env alone exceeds a budget
         if takes(policy, None, None, task=None):
             self._policy = Told(policy, self._envs)
@@ -316,13 +322,15 @@ class SuitePlayer:
             Exception: What the policy raises.
         """
         self._settled = settled
+        self._changed = True
         waited = time.monotonic()
         while True:
             now = time.monotonic()
             if now >= deadline:
                 return
             self._look(now)
-            if now < last_start:
+            if self._changed and now < last_start:
+                self._changed = False
                 self._start_envs()
             rows = self._take(now < last_start)
             if rows:
@@ -345,6 +353,7 @@ class SuitePlayer:
         for env in list(self._ending):
             if not env.busy:
                 self._ending.remove(env)
+                self._changed = True
                 if env.error is not None:
                     logger.warn(f"as an env of task {env.plan.task.name!r} was closed: {env.error}")
         for env in self._running():
@@ -358,10 +367,12 @@ class SuitePlayer:
                 self._not_built(env, TimeoutError(limit))
         if self._budgets and now >= self._looked + _LOOK_S:
             self._looked = now
+            self._changed = True
             self._look_at_memory()
 
     def _welcome(self, env: TaskEnv, now: float) -> None:
         """Takes in an env that has been built."""
+        self._changed = True
         taken = now - env.begun
         plan = env.plan
         plan.start_s = taken if plan.start_s is None else (plan.start_s + taken) / 2
@@ -429,20 +440,31 @@ class SuitePlayer:
 
     def _work_of(self, plan: TaskPlan) -> float:
         """Seconds that a task's waiting episodes will take; as others' do, if none is over yet."""
-        known = [each.episode_s for each in self.plans if each.episode_s is not None]
+        known = self._known("episode_s")
         usual = sum(known) / len(known) if known else 1.0
         return len(plan.waiting) * (usual if plan.episode_s is None else plan.episode_s)
 
     def seconds_left(self) -> float:
         """An estimate of how long the rest takes; nan: nothing is known yet."""
-        if all(plan.episode_s is None for plan in self.plans):
+        plays, starts = self._known("episode_s"), self._known("start_s")
+        if not plays:
             return float("nan")
-        work = sum(map(self._work_of, self.plans))
-        now = time.monotonic()
-        for env in self._running():
+        usual_play, usual_start = sum(plays) / len(plays), sum(starts) / max(1, len(starts))
+        running, now, work = self._running(), time.monotonic(), 0.0
+        for plan in self.plans:
+            work += self._work_of(plan)
+            if plan.waiting and not any(env.plan is plan for env in running):
+                work += usual_start if plan.start_s is None else plan.start_s
+        for env in running:
             if env.episode is not None:
-                work += max(0.0, (env.plan.episode_s or 0.0) - (now - env.begun))
-        return work / max(1, len(self._running()))
+                usual = usual_play if env.plan.episode_s is None else env.plan.episode_s
+                work += max(0.0, usual - (now - env.begun))
+        return work / max(1, len(running))
+
+    def _known(self, name: str) -> list[float]:
+        """What is known of a duration, of any task."""
+        found = [getattr(plan, name) for plan in self.plans]
+        return [seconds for seconds in found if seconds is not None]
 
     # ---- playing -----------------------------------------------------------------------------
 
@@ -500,6 +522,7 @@ class SuitePlayer:
         if episode.finished:
             env.plan.learn(episode)
         env.episode = None
+        self._changed = True
         self._settled(episode)
 
     def _ask_policy(self, rows: Iterable[tuple[TaskEnv, Any, bool]]) -> None:

@@ -42,9 +42,9 @@ class Task:
         index: Its place in the suite, which :func:`shmvec.evaluate` sets.
     """
 
-    env: Source
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    instruction: Any = None
+    env: Source = field(hash=False)
+    kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    instruction: Any = field(default=None, hash=False)
     reference: tuple[float, float] | None = None
     name: str = ""
     index: int = -1
