@@ -162,6 +162,26 @@ def test_call_get_set_render(num_workers):
     envs.close()
 
 
+class Searched(Counter):
+    """Counts how often all its attributes are listed, as traceback does to find similar ones."""
+
+    listed = 0
+
+    def __dir__(self):
+        self.listed += 1
+        return super().__dir__()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_asking_for_an_attribute_that_is_missing_is_cheap(num_workers):
+    """LeRobot asks so in each step; Python 3.12 and later would compare all names with it."""
+    with ShmVectorEnv([Searched], num_workers=num_workers) as envs:
+        with pytest.raises(AttributeError, match="missing") as raised:
+            envs.call("missing")
+        assert "Searched" in str(raised.value.__cause__)
+        assert envs.get_attr("listed") == (0,)
+
+
 def test_a_long_result_does_not_block():
     """Larger than any pipe's buffer, from both workers at once."""
     envs = ShmVectorEnv(fns(9, 9), num_workers=2)

@@ -294,12 +294,12 @@ class Failure:
         except Exception:
             pickled = None
         try:
-            formatted = traceback.TracebackException(type(error), error, None)
+            formatted = traceback.TracebackException.from_exception(error)
+            text = "".join(formatted.format())
             formatted.__notes__ = None  # the text has them
             summary = "".join(formatted.format_exception_only()).strip()
             if isinstance(error, EnvTimeoutError):
                 summary = error.summary
-            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             if sys.version_info < (3, 11):  # these Pythons print no notes
                 text += "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
         except Exception:  # an exception whose __str__ raises
