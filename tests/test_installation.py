@@ -322,6 +322,17 @@ def test_an_id_with_our_module_before_it():
     assert done.stdout == "ShmVectorEnv (2, 4)\n", done.stderr
 
 
+def test_a_package_for_programs_that_import_packages():
+    """LeRobot's --env.discover_packages_path imports one, and the modules in its folders."""
+    program = (
+        "import importlib, pkgutil, gymnasium as gym\n"
+        "package = importlib.import_module('shmvec.auto')\n"
+        "print(list(pkgutil.iter_modules(package.__path__)), gym.vector.AsyncVectorEnv.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[] ShmVectorEnv\n", done.stderr
+
+
 @pytest.fixture
 def fast_cartpole():
     kwargs = {"num_workers": 1, "render_mode": "rgb_array"}
