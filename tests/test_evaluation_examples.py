@@ -101,6 +101,53 @@ def test_chunks_of_tensors_and_dicts():
     assert policy(observations, np.array([4, 2, 0])).tolist() == [1.0, 5.0, 3.0]
 
 
+def test_sb3_eval_callback(tmp_path):
+    """It reports what it reports with DummyVecEnv, and training goes the same way."""
+    pytest.importorskip("stable_baselines3")
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import EvalCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    from shmvec.adapters.sb3 import ShmVecEnv
+
+    reports = []
+    for kind in (DummyVecEnv, ShmVecEnv):
+        envs, others = (make_vec_env("CartPole-v1", 3, seed=s, vec_env_cls=kind) for s in (1, 2))
+        callback = EvalCallback(
+            others, n_eval_episodes=7, eval_freq=64, log_path=str(tmp_path), verbose=0
+        )
+        PPO("MlpPolicy", envs, n_steps=64, seed=1, device="cpu").learn(600, callback)
+        envs.close()
+        others.close()
+        with np.load(tmp_path / "evaluations.npz") as found:
+            reports.append({name: found[name].tolist() for name in found})
+    assert reports[0] == reports[1] and len(reports[0]["timesteps"]) > 2
+
+
+ELSEWHERE = [
+    ("cleanrl", ["torch", "mujoco"], 3),
+    ("sb3", ["stable_baselines3", "mujoco"], 3),
+    ("pusht", ["lerobot", "gym_pusht"], 3),
+    ("pusht", ["lerobot", "gym_pusht"], 1),
+]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("cell", "needed", "envs"), ELSEWHERE)
+def test_the_benchmark_of_other_evaluations(cell, needed, envs, tmp_path):
+    for name in needed:
+        pytest.importorskip(name)
+    file = tmp_path / "results.json"
+    program = EXAMPLES.parent / "benchmarks" / "evaluation_elsewhere.py"
+    small = f"--envs {envs} --episodes 4 --steps 15 --rounds 1 --json {file}".split()
+    subprocess.run([sys.executable, str(program), cell, *small], check=True, timeout=250)
+    *others, ours = [row["same"] for row in json.loads(file.read_text())["rows"]]
+    assert set(others) == {"yes"}
+    if cell == "pusht" and envs == 1:  # no env is stepped after its episode has ended
+        assert ours == "the returns"
+
+
 @pytest.mark.deep
 def test_the_benchmark(tmp_path):
     file = tmp_path / "results.json"
