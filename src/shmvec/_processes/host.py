@@ -443,7 +443,7 @@ def _found(env: gym.Env[Any, Any], attribute: str) -> Any:
         return env.get_wrapper_attr(attribute)
     except AttributeError as missing:
         # Without a name, traceback does not look for similar ones among all attributes, which takes
-        # Python 3.12 and later 15 ms: some programs ask in each step whether envs have an attribute.
+        # Python 3.12 and later 15 ms. Some programs ask in each step whether an attribute is there.
         chain: list[BaseException] = [missing]
         for error in chain:
             if isinstance(error, AttributeError) and error.name == attribute:
