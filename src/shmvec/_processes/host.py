@@ -447,7 +447,7 @@ def _found(env: gym.Env[Any, Any], attribute: str) -> Any:
         chain: list[BaseException] = [missing]
         for error in chain:
             if isinstance(error, AttributeError) and error.name == attribute:
-                error.name = None  # type: ignore[assignment]
+                error.name = None
             earlier = error.__cause__ or error.__context__
             if earlier is not None and earlier not in chain:
                 chain.append(earlier)
