@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ import shmvec
 from shmvec import SuiteEvaluation, Task
 from shmvec._commands.measuring import described, machine
 from shmvec._cores import descendants, usable_cores
+from shmvec.evaluation.tasks import env_fn_of
 
 GAMES = "Pong Breakout Seaquest SpaceInvaders BeamRider Qbert Enduro MsPacman".split()
 MT10 = (
@@ -146,14 +148,24 @@ def atari() -> dict[str, Task]:
     return {game: Task(f"ale_py:ALE/{game}-v5") for game in GAMES}
 
 
-def metaworld() -> dict[str, Task]:
-    """The ten tasks of MT10, as Gymnasium's registry has them."""
-    import metaworld  # noqa: F401  # registers them
+class Seeded(gym.Wrapper[Any, Any, Any, Any]):
+    """Seeds each episode: Meta-World's reset() passes its seed over, and has a method for it."""
 
-    return {
-        name: Task("metaworld:Meta-World/MT1", {"env_name": name}, instruction=name)
-        for name in MT10
-    }
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begins the episode that follows from the seed."""
+        if seed is not None:
+            self.env.unwrapped.seed(seed)  # type: ignore[attr-defined]
+        return self.env.reset(seed=seed, options=options)
+
+
+def meta_env(name: str) -> gym.Env[Any, Any]:
+    """An env of Meta-World, as Gymnasium's registry has it, whose goals are always the same."""
+    return Seeded(gym.make("metaworld:Meta-World/MT1", env_name=name, seed=0))
+
+
+def metaworld() -> dict[str, Task]:
+    """The ten tasks of MT10."""
+    return {name: Task(partial(meta_env, name), instruction=name) for name in MT10}
 
 
 SUITES = {"atari": (atari, 10), "metaworld": (metaworld, 5)}
@@ -165,7 +177,7 @@ class Hashing:
     def __init__(self, suite: dict[str, Task]) -> None:
         """Takes the tasks; finds out their action spaces when it is asked."""
         self._suite = suite
-        self._spaces: dict[str, gym.Space[Any]] = {}
+        self._spaces: dict[str, gym.Space[Any]] = {}  # in this process only, as is the policy
 
     def __call__(self, observations: Any, env_ids: Any, *, task: Any) -> Any:
         """Acts."""
@@ -176,16 +188,15 @@ class Hashing:
     def act(self, name: str, observation: Any) -> Any:
         """The action for one observation."""
         if name not in self._spaces:
-            spec = self._suite[name]
-            env = gym.make(str(spec.env), **spec.kwargs)
+            env = env_fn_of(self._suite[name])()
             self._spaces[name] = env.action_space
             env.close()
         space = self._spaces[name]
-        number = int(np.frombuffer(np.ascontiguousarray(observation).tobytes(), np.uint8).sum())
+        number = zlib.crc32(np.ascontiguousarray(observation))
         if isinstance(space, gym.spaces.Discrete):
             return number % space.n
-        assert isinstance(space, gym.spaces.Box)
-        return np.sin(number + np.arange(space.shape[0])).astype(space.dtype)
+        assert isinstance(space, gym.spaces.Box) and space.shape == (4,)
+        return np.array([number >> shift & 255 for shift in (0, 8, 16, 24)], np.float32) / 128 - 1
 
 
 def one_after_the_other(suite: dict[str, Task], episodes: int) -> dict[str, list[Any]]:
@@ -193,7 +204,7 @@ def one_after_the_other(suite: dict[str, Task], episodes: int) -> dict[str, list
     policy = Hashing(suite)
     found: dict[str, list[Any]] = {}
     for name, task in suite.items():
-        env = gym.make(str(task.env), **task.kwargs)
+        env = env_fn_of(task)()
         found[name] = []
         for seed in range(episodes):
             observation, _ = env.reset(seed=seed)
@@ -216,6 +227,11 @@ def numbers(result: SuiteEvaluation) -> dict[str, list[Any]]:
     }
 
 
+def lines(record: Path) -> int:
+    """The number of lines that a record has."""
+    return record.read_bytes().count(b"\n") if record.exists() else 0
+
+
 def survives(which: str) -> None:
     """Kills an evaluation at three moments, resumes it, and compares it with one in one process."""
     make, episodes = SUITES[which]
@@ -225,17 +241,19 @@ def survives(which: str) -> None:
     begin = time.monotonic()
     whole = shmvec.evaluate(make(), Hashing(make()), episodes, seeds=0)
     whole_s = time.monotonic() - begin
-    print(f"one after the other {alone_s:.1f} s, as a suite {whole_s:.1f} s")
+    print(f"one after the other {alone_s:.1f} s, as a suite {whole_s:.1f} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "run.jsonl"
         for kill in range(KILLS):
             command = [sys.executable, __file__, which, "--record", str(record)]
             program = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-            time.sleep(random.uniform(0.1, 0.3) * whole_s)
+            wanted = lines(record) + random.randint(1, episodes * len(expected) // 4)
+            while lines(record) < wanted and program.poll() is None:
+                time.sleep(random.uniform(0.0, 0.5))
             program.send_signal(signal.SIGKILL)
             program.wait()
-            lines = record.read_bytes().count(b"\n") if record.exists() else 0
-            print(f"killed {kill + 1}: {max(0, lines - 1 - len(expected))} episodes recorded")
+            played = max(0, lines(record) - 1 - len(expected))
+            print(f"killed {kill + 1}: {played} episodes recorded", flush=True)
         again = shmvec.evaluate(make(), Hashing(make()), episodes, seeds=0, record=record)
     print(f"{again}\n")
     for what, result in (("uninterrupted", whole), ("killed and resumed", again)):

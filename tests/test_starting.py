@@ -8,7 +8,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from envs import Counter
 from tables import crossed
 
 from shmvec import ShmVectorEnv
+from shmvec._processes import fork_server
 
 DEADLINE_S = 60
 CONTEXTS = ["fork", "spawn", "forkserver", None]
@@ -692,3 +695,21 @@ def test_results_equal_whatever_the_start_method():
             rows += [envs.step(envs.action_space.sample())[0] for _ in range(50)]
         results.append(np.array(rows))
     assert all((each == results[0]).all() for each in results)
+
+
+def test_threads_that_start_vector_envs_at_once_share_a_fork_server(monkeypatch):
+    monkeypatch.setenv("SHMVEC_TEST", "of its own")  # so no server that is kept fits
+    began = fork_server.ForkServer.__init__
+
+    def slowly(server, *arguments):
+        time.sleep(0.1)
+        began(server, *arguments)
+
+    monkeypatch.setattr(fork_server.ForkServer, "__init__", slowly)
+    before = {server.pid for server in fork_server.servers()}
+    with ThreadPoolExecutor(4) as pool:
+        options = {"num_workers": 1, "context": "forkserver", "threads_per_worker": 1}
+        made = list(pool.map(lambda _: ShmVectorEnv([Counter], **options), range(4)))
+    for envs in made:
+        envs.close()
+    assert len({server.pid for server in fork_server.servers()} - before) == 1

@@ -25,6 +25,7 @@ from importlib.machinery import SourceFileLoader
 from multiprocessing import util
 from pathlib import Path
 from socket import AF_UNIX, SOCK_SEQPACKET, recv_fds, send_fds, socket, socketpair
+from threading import RLock
 from typing import Any
 
 from shmvec._processes.interpreter import become_worker, start_interpreter
@@ -45,6 +46,7 @@ _FORK, _IMPORT, _REAP, _GROUP, _STALE = b"fork", b"import", b"reap", b"group", b
 _MOST_REQUESTED = 100_000  # bytes of a request; a packet of 200 KiB is too large
 _MOST_DESCRIPTORS = 5  # of a request: the pipe for the answer, the channel, the standard streams
 
+_choosing = RLock()  # held while a server is chosen, or started: threads that come at once share it
 _servers: list[ForkServer] = []  # the servers that are kept, the most recently used last
 _running: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 
@@ -165,20 +167,21 @@ def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: b
         no_others: Whether it must have no other modules.
     """
     fixed, surroundings = _lasting(environ), _surroundings()
-    for server in reversed(_servers):
-        enough = server.modules == set(modules) if no_others else server.modules >= set(modules)
-        # Entries appended to sys.path since then hide no module that it has found.
-        same = _lasting(server.environ) == fixed and server.path == sys.path[: len(server.path)]
-        if server.usable and enough and same and server.surroundings == surroundings:
-            # Moved to the end: appended first, so that an exception in between does not lose it.
+    with _choosing:
+        for server in reversed(_servers):
+            enough = server.modules == set(modules) if no_others else server.modules >= set(modules)
+            # Entries appended to sys.path since then hide no module that it has found.
+            same = _lasting(server.environ) == fixed and server.path == sys.path[: len(server.path)]
+            if server.usable and enough and same and server.surroundings == surroundings:
+                # Moved to the end: appended first, lest an exception in between lose it.
+                _servers.append(server)
+                _drop(server)
+                break
+        else:
+            server = ForkServer(modules, environ)
             _servers.append(server)
-            _drop(server)
-            break
-    else:
-        server = ForkServer(modules, environ)
-        _servers.append(server)
-    del _servers[:-_MOST_SERVERS]
-    return server
+        del _servers[:-_MOST_SERVERS]
+        return server
 
 
 def _lasting(environ: Mapping[str, str]) -> dict[str, str]:
@@ -219,6 +222,8 @@ def _stop(mine: socket, server: subprocess.Popen[bytes]) -> None:
 
 
 def _disown_all() -> None:
+    global _choosing
+    _choosing = RLock()  # another thread may have held it
     for server in list(_running):
         server.disown()
     _running.clear()
