@@ -564,6 +564,17 @@ def test_statistics_over_tasks():
         result.scores("points")
 
 
+@pytest.mark.filterwarnings("ignore:.*task")
+def test_a_task_that_has_neither_a_reference_nor_an_episode():
+    suite = {"a": Task(Walk, reference=(0, 10)), "b": Broken}
+    result = evaluate(suite, act, 3, seeds=1, retries=0)
+    assert result.score == "normalised return" and set(result.scores()) == {"a"}
+    assert result.mean == pytest.approx(result["a"].mean / 10) and "b: its env" in str(result)
+    assert [each.change for each in result.compared_with(result).tasks] == [0.0]
+    other = evaluate({"a": Task(Walk, reference=(-5, 90))}, act, 3, seeds=1)
+    assert result.compared_with(other).overall.change == 0.0  # by the references of the first
+
+
 def test_intervals_are_those_of_rliable():
     library = pytest.importorskip("rliable.library")
     metrics = pytest.importorskip("rliable.metrics")

@@ -125,9 +125,9 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
                 successes = each.successes
                 values = np.append(successes[~np.isnan(successes)], np.zeros(len(each.failed)))
             elif kind == "normalised return":
-                if task.reference is None:
+                if task.reference is None and len(each):
                     raise ValueError(f"task {task.name!r} has no reference to normalise returns by")
-                low, high = task.reference
+                low, high = task.reference or (0.0, 1.0)
                 values = (each.returns - low) / (high - low)
             else:
                 raise ValueError(
@@ -188,8 +188,9 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         """What changes from this result to another one, with intervals.
 
         Only episodes that both have, by task and seed, are compared, each with its like: where a
-        seed decides much of an episode, small differences show. Of a hundred tasks that do not
-        differ, five seem to at a level of 95 %.
+        seed decides much of an episode, small differences show. Returns of both are normalised by
+        the references of this one. Of a hundred tasks that do not differ, five seem to at a level
+        of 95 %.
 
         Args:
             other: The other result.
@@ -320,14 +321,11 @@ def _paired(
 ) -> tuple[Values, Values]:
     """The scores of the episodes of a task that two results share, in the same order."""
     found = []
+    reference = next(task.reference for task in one.tasks if task.name == name)
+    low, high = (kind == "normalised return" and reference) or (0.0, 1.0)
     for result in (one, other):
         each = result[name]
-        values = each.successes if kind == "success" else each.returns
-        if kind == "normalised return":
-            task = next(task for task in result.tasks if task.name == name)
-            assert task.reference is not None
-            low, high = task.reference
-            values = (values - low) / (high - low)
+        values = each.successes if kind == "success" else (each.returns - low) / (high - low)
         found.append(
             {
                 seed: value
