@@ -203,6 +203,27 @@ def test_a_torn_end_is_cut_off(tmp_path, tail):
     assert file.read_bytes() == before
 
 
+def test_short_episodes_of_a_record_do_not_count_for_more(tmp_path):
+    file = tmp_path / "run.jsonl"
+    whole = evaluate({"a": Walk}, act, 6, seeds=1, record=file)
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if '"episode": 2,' not in line))
+    part = SuiteEvaluation.read(file)
+    assert rows(part["a"]) == rows(whole["a"])[:2] and not part.complete
+    again = evaluate({"a": Walk}, act, 6, seeds=1, record=file, time_limit=1e-9)
+    assert rows(again["a"]) == rows(part["a"])
+    assert same(whole, evaluate({"a": Walk}, act, 6, seeds=1, record=file))
+    assert same(whole, SuiteEvaluation.read(file))
+
+
+def test_a_record_knows_the_key_of_success(tmp_path):
+    file = tmp_path / "run.jsonl"
+    result = evaluate({"a": Walk}, act, 4, seeds=1, record=file, success_key="left")
+    read = SuiteEvaluation.read(file)
+    assert read.score == result.score == "success" and read.mean == result.mean > 1
+    assert SuiteEvaluation.read(file, success_key="is_success").score == "return"
+
+
 def test_seeds_that_were_drawn_are_resumed(tmp_path):
     file = tmp_path / "run.jsonl"
     first = evaluate({"a": Walk}, act, 3, record=file)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shmvec.evaluation.episodes import Episode
 from shmvec.evaluation.record import read_lines, recorded_episodes
-from shmvec.evaluation.results import SUCCESS, Evaluation, evaluation_of
+from shmvec.evaluation.results import Evaluation, evaluation_of
 from shmvec.evaluation.statistics import Values, of_groups, stratified_interval
 from shmvec.evaluation.tasks import Task
 
@@ -54,12 +54,19 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         return len(self.evaluations)
 
     @classmethod
-    def read(cls, record: str | os.PathLike[str], *, success_key: str = SUCCESS) -> SuiteEvaluation:
+    def read(
+        cls, record: str | os.PathLike[str], *, success_key: str | None = None
+    ) -> SuiteEvaluation:
         """The result of the episodes that a record has.
+
+        Of each task those before the first one that is missing count, as in an evaluation whose
+        time was up: if all did, short episodes would be more likely to. A record does not know how
+        many were asked for: ``complete`` says that none is missing between others.
 
         Args:
             record: A file that ``evaluate(..., record=)`` has written.
-            success_key: The key of infos that says whether an episode was a success.
+            success_key: The key of infos that says whether an episode was a success. None: that of
+                the evaluation.
 
         Raises:
             ValueError: It is no record, or it is damaged.
@@ -85,7 +92,12 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         evaluations = {}
         for task in tasks:
             episodes = sorted(played.get(task.name, ()), key=lambda each: each.number)
-            evaluations[task.name] = of_task(episodes, keys[task.name], success_key)
+            for place, each in enumerate(episodes):
+                if each.number != place:  # one is missing: it was under way
+                    episodes.insert(place, Episode(place, None, None))
+                    break
+            named = keys[task.name]
+            evaluations[task.name] = of_task(episodes, named, success_key or named[0])
         seconds = sum(each.seconds for each in evaluations.values())
         return cls(tuple(tasks), evaluations, {}, seconds)
 
