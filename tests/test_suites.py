@@ -596,6 +596,19 @@ def test_a_task_that_has_neither_a_reference_nor_an_episode():
     assert result.compared_with(other).overall.change == 0.0  # by the references of the first
 
 
+@pytest.mark.filterwarnings("ignore:.*task")
+def test_a_task_all_of_whose_episodes_failed_has_no_success(tmp_path):
+    suite = {"good": Walk, "bad": partial(Raising, tmp_path, range(9), 99)}
+    result = evaluate(suite, act, 4, seeds=1, retries=0)
+    assert len(result["bad"].failed) == 4
+    assert result.success_rate == result.mean == result["good"].success_rate / 2
+
+
+def test_what_is_no_number_is_no_success():
+    result = evaluate({"a": Walk}, act, 4, seeds=1, success_key="word")
+    assert result.score == "return" and result.mean == result["a"].mean
+
+
 def test_intervals_are_those_of_rliable():
     library = pytest.importorskip("rliable.library")
     metrics = pytest.importorskip("rliable.metrics")

@@ -112,7 +112,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         played = [task for task in self.tasks if len(self[task.name])]
         if played and all(task.reference is not None for task in played):
             return "normalised return"
-        if played and all(self[task.name].success_key in self[task.name].infos for task in played):
+        if played and not any(np.isnan(self[task.name].success_rate) for task in played):
             return "success"
         return "return"
 
@@ -135,7 +135,9 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
                 values = each.returns
             elif kind == "success":
                 successes = each.successes
-                values = np.append(successes[~np.isnan(successes)], np.zeros(len(each.failed)))
+                values = successes[~np.isnan(successes)]
+                if len(values) or not len(each):
+                    values = np.append(values, np.zeros(len(each.failed)))
             elif kind == "normalised return":
                 if task.reference is None and len(each):
                     raise ValueError(f"task {task.name!r} has no reference to normalise returns by")
@@ -161,10 +163,13 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
 
     @property
     def success_rate(self) -> float:
-        """The mean of the tasks' success rates; nan if none has one."""
-        rates = [each.success_rate for each in self.evaluations.values()]
-        known = [rate for rate in rates if not np.isnan(rate)]
-        return float(np.mean(known)) if known else float("nan")
+        """The mean of the tasks' success rates; nan if none has one.
+
+        It is 0 for a task all of whose episodes count as failed.
+        """
+        if all(np.isnan(each.success_rate) for each in self.values()):
+            return float("nan")
+        return float(np.mean([values.mean() for values in self.scores("success").values()]))
 
     def _over_tasks(self, statistic: str) -> float:
         groups = list(self.scores().values())
