@@ -24,6 +24,7 @@ from walks import (
     Large,
     Nested,
     Raising,
+    Single,
     SlowToBuild,
     Walk,
     Wide,
@@ -388,6 +389,15 @@ def test_a_task_whose_env_cannot_be_built():
     assert result.mean == result["good"].success_rate
     with pytest.raises(RuntimeError, match="could not be built: OSError: no assets"):
         evaluate(Broken, act, 3, seeds=0, retries=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*task")
+def test_a_second_env_that_cannot_be_built_costs_nothing(tmp_path):
+    make = partial(Single, tmp_path / "lock")
+    with pytest.warns(UserWarning, match="no more envs of task"):
+        result = evaluate({"a": make}, act, 12, seeds=0, max_envs=2, retries=0)
+    assert result.complete and not result.failures
+    assert len(evaluate(make, act, 12, seeds=0, max_envs=2, retries=0)) == 12
 
 
 @pytest.mark.filterwarnings("ignore:.*task")

@@ -1,5 +1,6 @@
 """Envs whose episodes and faults are known: for evaluations. It imports little: workers do, too."""
 
+import fcntl
 import os
 import signal
 import time
@@ -172,6 +173,19 @@ class Longer(Walk):
 class SlowToBuild(Walk):
     def __init__(self):
         time.sleep(1000)
+
+
+class Single(Walk):
+    """Cannot be built while there is another one."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = open(file, "w")
+        fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def step(self, action):
+        time.sleep(0.05)
+        return super().step(action)
 
 
 class FailsToClose(Walk):

@@ -168,11 +168,15 @@ def evaluate_suite(
         played = [each for each in found.values() if len(each)]
         if played and not any(key in each.infos for each in played):
             logger.warn(f"no episode's last info has {key!r}")
+    failures = {  # another env of the task may have played everything
+        plan.task.name: plan.failure
+        for plan in plans
+        if plan.failure and not all(episode.settled for episode in plan.episodes)
+    }
     if is_suite(envs):
-        failures = {plan.task.name: plan.failure for plan in plans if plan.failure}
         return SuiteEvaluation(tuple(tasks), found, failures, time.monotonic() - begin)
     (plan,) = plans
-    if plan.failure:
+    if failures:
         raise RuntimeError(f"the env could not be built: {plan.failure}")
     return replace(found[plan.task.name], seconds=time.monotonic() - begin)
 
