@@ -39,6 +39,7 @@ from shmvec import Evaluation, ShmVectorEnv, SuiteEvaluation, Task, evaluate
 from shmvec.evaluation.episodes import Episode
 from shmvec.evaluation.memory import Budget, parsed_bytes, resident_bytes
 from shmvec.evaluation.record import plain
+from shmvec.evaluation.statistics import interquartile_mean
 from shmvec.evaluation.suite import TaskPlan
 
 
@@ -617,6 +618,32 @@ def test_a_task_all_of_whose_episodes_failed_has_no_success(tmp_path):
 def test_what_is_no_number_is_no_success():
     result = evaluate({"a": Walk}, act, 4, seeds=1, success_key="word")
     assert result.score == "return" and result.mean == result["a"].mean
+
+
+def test_episodes_of_equal_seeds_are_compared_one_by_one():
+    options = [{"more": 1}, {"more": 5}, {"more": 9}]
+    before = evaluate({"a|b": Walk}, act, 3, seeds=[1, 1, 1], options=options)
+    after = evaluate({"a|b": Walk}, act, 2, seeds=[1, 1], options=options[:2])
+    found = before.compared_with(after)
+    assert found.overall.episodes == 2 and found.overall.change == 0.0
+    assert "| a\\|b | 2 |" in str(found)
+
+
+def test_an_info_called_task_does_not_hide_the_tasks():
+    class Named(Walk):
+        def step(self, action):
+            *results, info = super().step(action)
+            return *results, {**info, "task": 7}
+
+    result = evaluate({"a": Named}, act, 2, seeds=1, info_keys=["task"])
+    assert result.columns()["task"].tolist() == ["a", "a"]
+    assert result["a"].infos["task"].tolist() == [7, 7]
+
+
+def test_a_return_that_is_no_number_is_not_cut_off():
+    for values in ([np.nan, 1.0, 2.0, 3.0], [1.0] * 9 + [np.nan]):
+        assert np.isnan(interquartile_mean(np.array(values)))
+    assert interquartile_mean(np.array([-np.inf, 1.0, 3.0, np.inf])) == 2.0
 
 
 def test_intervals_are_those_of_rliable():

@@ -43,7 +43,9 @@ def standard_error(values: Values) -> float:
 def _interquartile_means(values: Values) -> Values:
     cut = values.shape[1] // 4
     ordered = np.sort(values, axis=1)
-    return means(ordered[:, cut : values.shape[1] - cut])
+    found = means(ordered[:, cut : values.shape[1] - cut])
+    found[np.isnan(ordered[:, -1])] = np.nan  # they are sorted to the end, and would be cut off
+    return found
 
 
 def means(values: Values) -> Values:

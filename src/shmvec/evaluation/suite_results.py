@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,6 +249,8 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
             "task": np.array([name for name, each in self.items() for _ in range(len(each))])
         }
         for key in keys:
+            if key == "task":  # an info of that name is left out
+                continue
             parts = [
                 table.get(key, np.full(len(self[name]), None)) for name, table in tables.items()
             ]
@@ -302,7 +305,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
 
     def _row(self, task: Task, with_success: bool, normalised: bool) -> list[str]:
         each = self[task.name]
-        name = task.name.replace("|", "\\|")
+        name = _cell(task.name)
         if not len(each):
             cells = [name, f"0 of {each.asked}"] + [""] * (4 + with_success + normalised)
             return cells
@@ -320,6 +323,11 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
                 else f"{(each.mean - reference[0]) / (reference[1] - reference[0]):.3f}"
             )
         return cells
+
+
+def _cell(name: str) -> str:
+    """A name as a table has it."""
+    return name.replace("|", "\\|")
 
 
 def of_task(episodes: Sequence[Episode], keys: Collection[str], success_key: str) -> Evaluation:
@@ -343,17 +351,17 @@ def _paired(
     for result in (one, other):
         each = result[name]
         values = each.successes if kind == "success" else (each.returns - low) / (high - low)
-        found.append(
-            {
-                seed: value
-                for seed, value in zip(each.seeds.tolist(), values.tolist(), strict=True)
-                if not np.isnan(value)
-            }
-        )
-    seeds = [seed for seed in found[0] if seed in found[1]]
+        by_seed: dict[tuple[int, int], float] = {}
+        times: Counter[int] = Counter()  # a seed may be played several times
+        for seed, value in zip(each.seeds.tolist(), values.tolist(), strict=True):
+            times[seed] += 1
+            if not np.isnan(value):
+                by_seed[seed, times[seed]] = value
+        found.append(by_seed)
+    both = [key for key in found[0] if key in found[1]]
     return (
-        np.array([found[0][seed] for seed in seeds], np.float64),
-        np.array([found[1][seed] for seed in seeds], np.float64),
+        np.array([found[0][key] for key in both], np.float64),
+        np.array([found[1][key] for key in both], np.float64),
     )
 
 
@@ -419,8 +427,8 @@ class Comparison:
         for each in (*self.tasks, self.overall):
             low, high = each.interval
             lines.append(
-                f"| {each.task} | {each.episodes} | {each.before:,.3f} | {each.after:,.3f} | "
-                f"{each.change:+,.3f} | {low:+,.3f} to {high:+,.3f} | "
+                f"| {_cell(each.task)} | {each.episodes} | {each.before:,.3f} | "
+                f"{each.after:,.3f} | {each.change:+,.3f} | {low:+,.3f} to {high:+,.3f} | "
                 f"{'yes' if each.differs else ''} |"
             )
         return "\n".join(lines)
