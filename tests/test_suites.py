@@ -41,6 +41,7 @@ from shmvec.evaluation.memory import Budget, parsed_bytes, resident_bytes
 from shmvec.evaluation.record import plain
 from shmvec.evaluation.statistics import interquartile_mean
 from shmvec.evaluation.suite import TaskPlan
+from shmvec.evaluation.tasks import identity_of
 
 
 def same(one, other):
@@ -263,6 +264,35 @@ def test_a_record_of_something_else_is_refused(tmp_path):
         assert file.read_text() == other
 
 
+class Thing:
+    pass
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: np.nan, lambda: np.arange(3), lambda: (1, (2,)), Thing, lambda: {"b", "a"}]
+)
+def test_the_same_options_are_accepted_again(tmp_path, make):
+    file = tmp_path / "run.jsonl"
+    first = evaluate({"a": Walk}, act, 2, seeds=1, record=file, options={"goal": make()})
+    content = file.read_bytes()
+    assert same(
+        first, evaluate({"a": Walk}, act, 2, seeds=1, record=file, options={"goal": make()})
+    )
+    assert file.read_bytes() == content
+
+
+def test_other_arguments_make_another_env(tmp_path):
+    file = tmp_path / "run.jsonl"
+    evaluate({"a": lengthened(3)}, act, 2, seeds=1, record=file)
+    with pytest.raises(ValueError, match="another env of task 'a'"):
+        evaluate({"a": lengthened(4)}, act, 2, seeds=1, record=file)
+    values = np.zeros(5000)
+    one = identity_of(Task("CartPole-v1", {"map": values}))
+    assert one == identity_of(Task("CartPole-v1", {"map": values.copy()}))
+    assert one != identity_of(Task("CartPole-v1", {"map": np.eye(1, 5000, 2500)[0]}))
+    assert identity_of(Task(partial(act, Thing()))) == identity_of(Task(partial(act, Thing())))
+
+
 def test_two_at_once_do_not_share_a_record(tmp_path):
     file = tmp_path / "run.jsonl"
     refused = []
@@ -335,6 +365,11 @@ def test_killed_at_any_moment_it_is_resumed_to_the_same_numbers(tmp_path, number
 def test_infos_as_a_record_has_them(value, expected):
     assert plain(value) == expected == json.loads(json.dumps(plain(value)))
     assert type(plain(value)) is type(expected)
+
+
+def test_an_info_with_more_digits_than_python_writes():
+    assert plain({"big": 10**5000}) == "<dict: OverflowError>"
+    assert json.loads(json.dumps(plain(10**300))) == 10**300
 
 
 def test_an_info_that_contains_itself():

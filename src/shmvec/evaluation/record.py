@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from shmvec.evaluation.episodes import Episode
 __all__ = ["Record", "plain", "read_lines", "recorded_episodes"]
 
 _FORMAT = 1
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SYNC_S = 1.0  # after a power cut, at most the episodes of so many seconds are played again
 
 
@@ -103,7 +105,7 @@ class Record:
         if line is None:
             return False
         options = plain(episode.options)
-        if line["seed"] != episode.seed or line.get("options") != options:
+        if line["seed"] != episode.seed or _text(line.get("options")) != _text(options):
             raise ValueError(
                 f"{self.path} has episode {episode.number} of task {episode.task!r} with seed "
                 f"{line['seed']} and options {line.get('options')}, and not with {episode.seed} "
@@ -177,6 +179,11 @@ def _is_torn_head(path: Path) -> bool:
     return content.startswith(head[: len(content)]) or not content.strip(b"\0")
 
 
+def _text(value: Any) -> str:
+    """A value as text, by which it can be compared even if it has a nan."""
+    return json.dumps(value, sort_keys=True)
+
+
 def _parsed(text: bytes) -> dict[str, Any] | None:
     """A line's content; None: the line is torn."""
     if not text.endswith(b"\n"):
@@ -191,7 +198,8 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 def plain(value: Any) -> Any:
     """A value as JSON has it: arrays become lists, or, of one value, that; what is left, its repr.
 
-    A recorded value, read again, is equal to this.
+    A recorded value, read again, is equal to this, and it is the same in another process: reprs are
+    without addresses, and sets in order.
     """
     try:
         return _plain(value)
@@ -202,6 +210,8 @@ def plain(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
+            if kind is int:
+                float(value)  # raises: it has more digits than Python writes
             return kind(value)
     if value is None:
         return None
@@ -215,7 +225,9 @@ def _plain(value: Any) -> Any:
         return float(value)
     if hasattr(value, "tolist") and not isinstance(value, np.clongdouble):  # an array, a tensor
         return _plain(value.tolist())
-    return repr(value)
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(repr, value)))}}}"
+    return _ADDRESS.sub("", repr(value))
 
 
 def recorded_episodes(lines: Sequence[Mapping[str, Any]]) -> Iterator[Episode]:

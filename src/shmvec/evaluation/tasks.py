@@ -18,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from shmvec._hints import did_you_mean, found_spec, refuse_unknown
 from shmvec._named import find_env
+from shmvec.evaluation.record import plain
 
 __all__ = ["Task", "env_fn_of", "identity_of", "is_suite", "read_suite", "tasks_of"]
 
@@ -177,13 +178,15 @@ def identity_of(task: Task) -> str:
     source = task.env
     if isinstance(source, EnvSpec):
         source = source.id
+    given: list[Any] = [dict(task.kwargs)]
     if not isinstance(source, str):
         inner: Any = source
         while isinstance(inner, partial):
+            given += [inner.args, inner.keywords]
             inner = inner.func
         kind = getattr(inner, "__qualname__", None) or type(inner).__qualname__
         source = f"{getattr(inner, '__module__', '')}:{kind}"
-    return json.dumps([source, dict(task.kwargs)], sort_keys=True, default=repr)
+    return json.dumps([source, *map(plain, given)], sort_keys=True)
 
 
 def read_suite(file: Path) -> tuple[dict[str, Task], dict[str, Any]]:
