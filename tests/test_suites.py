@@ -293,6 +293,49 @@ def test_other_arguments_make_another_env(tmp_path):
     assert identity_of(Task(partial(act, Thing()))) == identity_of(Task(partial(act, Thing())))
 
 
+def test_what_is_refused_leaves_a_record_as_it_was(tmp_path):
+    file = tmp_path / "run.jsonl"
+    evaluate({"a": Walk}, act, 2, seeds=1, record=file)
+    content = file.read_bytes()
+    with pytest.raises(ValueError, match="another env of task 'a'"):
+        evaluate({"new": Walk, "a": Wide}, act, 2, seeds=1, record=file)
+    assert file.read_bytes() == content
+    os.mkfifo(tmp_path / "pipe")
+    for other in ("/dev/full", "/dev/null", tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ValueError, match="is no file"):
+            evaluate({"a": Walk}, act, 2, seeds=1, record=other)
+
+
+def test_a_damaged_record_is_refused_and_nothing_else(tmp_path):
+    file = tmp_path / "run.jsonl"
+    whole = evaluate({"a": Walk, "b": Walk}, act, 2, seeds=1, record=file, max_envs=1)
+    lines = file.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        for name in [name for name in json.loads(line) if name != "options"]:
+            for other in ([name, None], [name, []], ["x" + name, 1]):
+                changed = {key: value for key, value in json.loads(line).items() if key != name}
+                changed[other[0]] = other[1]
+                if changed == json.loads(line) or json.loads(line)[name] is other[1] is None:
+                    continue
+                if name in ("reference", "info_keys") and other[1] == []:
+                    continue
+                text = json.dumps(changed).encode() + b"\n"
+                file.write_bytes(b"".join([*lines[:number], text, *lines[number + 1 :]]))
+                if number + 1 < len(lines):
+                    with pytest.raises(ValueError, match="damaged|no record"):
+                        SuiteEvaluation.read(file)
+                else:  # as a line that was cut off
+                    assert len(SuiteEvaluation.read(file)["b"]) == 1
+    file.write_bytes(b"".join(lines) * 2)  # two records in one file
+    with pytest.raises(ValueError, match=f"line {len(lines) + 1} is damaged"):
+        SuiteEvaluation.read(file)
+    file.write_bytes(b"".join(line for line in lines if b'"env"' not in line))
+    with pytest.raises(ValueError, match="it has no task 'a'"):
+        SuiteEvaluation.read(file)
+    file.write_bytes(b"".join(lines))
+    assert same(whole, SuiteEvaluation.read(file))
+
+
 def test_two_at_once_do_not_share_a_record(tmp_path):
     file = tmp_path / "run.jsonl"
     refused = []

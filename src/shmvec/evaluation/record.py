@@ -38,6 +38,8 @@ class Record:
             BlockingIOError: Another evaluation is writing it.
         """
         self.path = Path(file)
+        if self.path.exists() and not self.path.is_file():
+            raise ValueError(f"{self.path} is no file, and so no record of an evaluation")
         self._file = open(self.path, "a+b")  # noqa: SIM115  # until `close`
         try:
             self._lock()
@@ -54,6 +56,7 @@ class Record:
                 self._episodes.setdefault((line["task"], line["episode"]), line)
             else:
                 self.tasks[line["task"]] = line
+        self._new: list[Mapping[str, Any]] = []  # lines to write before the next episode
         self._synced = time.monotonic()
 
     def _lock(self) -> None:
@@ -68,12 +71,14 @@ class Record:
             pass
 
     def begin(self, head: Mapping[str, Any]) -> None:
-        """Writes the first line of a new record."""
+        """Begins a new record; its first line is written with the first episode."""
         self.head = {"shmvec": _FORMAT, **head}
-        self._write(self.head)
+        self._new.append(self.head)
 
     def check_task(self, name: str, about: Mapping[str, Any], besides: Mapping[str, Any]) -> None:
-        """Checks that a task is the one that was recorded under its name; records a new one.
+        """Checks that a task is the one that was recorded under its name.
+
+        A new one is recorded with the next episode: what is refused later leaves no trace.
 
         Args:
             name: Its name.
@@ -86,7 +91,7 @@ class Record:
         known = self.tasks.get(name)
         if known is None:
             self.tasks[name] = {"task": name, **about, **besides}
-            self._write(self.tasks[name])
+            self._new.append(self.tasks[name])
             return
         for key, value in about.items():
             if known.get(key) != value:
@@ -120,10 +125,8 @@ class Record:
         if episode.options is not None:
             line["options"] = plain(episode.options)
         line |= {_KEYS.get(name, name): getattr(episode, name) for name in _FIELDS}
-        self._write(line)
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line).encode() + b"\n")
+        lines, self._new = [*self._new, line], []
+        self._file.write(b"".join(json.dumps(each).encode() + b"\n" for each in lines))
         self._file.flush()
         if time.monotonic() >= self._synced + _SYNC_S:
             self._sync()
@@ -141,6 +144,19 @@ class Record:
 # What a line has of an episode, besides what identifies it.
 _FIELDS = ("return_", "length", "terminated", "info", "failed", "repeats", "steps", "seconds")
 _KEYS = {"return_": "return"}
+# What each kind of line must have.
+_NONE = type(None)
+_HEAD: Mapping[str, Any] = {"shmvec": int, "drawn": (int, _NONE)}
+_TASK: Mapping[str, Any] = {"task": str, "env": str, "info_keys": list, "reference": (list, _NONE)}
+_EPISODE: Mapping[str, Any] = {
+    "task": str,
+    "return": (int, float),
+    "terminated": bool,
+    "info": dict,
+    "failed": str,
+    "seconds": (int, float),
+    **dict.fromkeys(("episode", "seed", "length", "repeats", "steps"), int),
+}
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -155,18 +171,20 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     with open(path, "rb") as file:
         for number, text in enumerate(file, 1):
             line = _parsed(text)
-            if line is None:
+            if line is None or ("shmvec" in line) != (number == 1):
                 torn = torn or number
                 continue
-            if torn:
+            if torn > 1:
                 raise ValueError(
                     f"{path}, line {torn} is damaged, and more lines follow it: delete it, and its "
                     "episode is played again"
                 )
             lines.append(line)
             whole += len(text)
-    if (not lines and torn and path.stat().st_size and not _is_torn_head(path)) or (
-        lines and lines[0].get("shmvec") != _FORMAT
+    if (
+        torn == 1
+        and (lines or not _is_torn_head(path))
+        or (lines and lines[0]["shmvec"] != _FORMAT)
     ):
         raise ValueError(f"{path} is no record of an evaluation: name another file")
     return lines, whole
@@ -192,7 +210,13 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
         line = json.loads(text)
     except ValueError:
         return None
-    return line if isinstance(line, dict) else None
+    return line if isinstance(line, dict) and _is_complete(line) else None
+
+
+def _is_complete(line: Mapping[str, Any]) -> bool:
+    """Whether a line has all that is read of it."""
+    kinds = _HEAD if "shmvec" in line else _EPISODE if "episode" in line else _TASK
+    return all(name in line and isinstance(line[name], kind) for name, kind in kinds.items())
 
 
 def plain(value: Any) -> Any:
@@ -233,10 +257,13 @@ def _plain(value: Any) -> Any:
 def recorded_episodes(lines: Sequence[Mapping[str, Any]]) -> Iterator[Episode]:
     """The episodes of a record's lines, each once."""
     seen = set()
+    tasks = {line["task"] for line in lines[1:] if "episode" not in line}
     for line in lines:
         key = line.get("task"), line.get("episode")
         if "episode" in line and key not in seen:
             seen.add(key)
+            if line["task"] not in tasks:
+                raise ValueError(f"the record is damaged: it has no task {line['task']!r}")
             episode = Episode(line["episode"], line["seed"], line.get("options"))
             episode.task = line["task"]
             _fill(episode, line)
