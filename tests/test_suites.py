@@ -816,6 +816,17 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path):
     ):
         with pytest.raises(error, match=words):
             evaluate({"a": Walk}, act, 1, **options)
+    record = tmp_path / "run.jsonl"
+    for options, error, words in (
+        (dict(info_keys=[1]), TypeError, "keys of infos must be texts"),
+        (dict(video_folder=tmp_path, video_episodes=0), TypeError, "not iterable"),
+        (dict(cluster=True, time_limit=3.0), ValueError, "there is no time_limit"),
+        (dict(actor_options={}), ValueError, "need cluster=True"),
+        (dict(video_folder=tmp_path), ValueError, r"in one folder: \['a/b', 'A-b'\]"),
+    ):
+        with pytest.raises(error, match=words):
+            evaluate({"a/b": Walk, "c": Walk, "A-b": Walk}, act, 1, record=record, **options)
+        assert not record.exists()
     with pytest.raises(ValueError, match="what makes the envs"):
         with_vector(tmp_path)
     with pytest.raises(ValueError, match="reference"):

@@ -179,7 +179,12 @@ def evaluate(
         checked_seconds(name, limit)
     of_suites = (record, max_envs, memory, gpu_memory, batch_across_tasks, retries)
     as_suite = isinstance(envs, Task) or any(value is not None for value in of_suites)
+    if actor_options is not None and not cluster:
+        raise ValueError("actor_options are for Ray's actors: they need cluster=True")
     if as_suite or is_suite(envs):
+        if not all(isinstance(key, str) for key in (success_key, *keys)):
+            raise TypeError(f"keys of infos must be texts, got {[success_key, *keys]}")
+        video_episodes = frozenset(video_episodes)
         refuse_unknown("evaluate", vector_options, _known_options())
         if num_envs is not None and max_envs is not None:
             raise ValueError("num_envs and max_envs are the same here: give one of them")
@@ -223,8 +228,6 @@ def evaluate(
             actor_options or {},
             success_key,
         )
-    if actor_options is not None:
-        raise ValueError("actor_options are for Ray's actors: they need cluster=True")
     if isinstance(envs, ShmVectorEnv):
         chosen = {"num_envs": num_envs, "video_folder": video_folder, **vector_options}
         given = [name for name, value in chosen.items() if value is not None]

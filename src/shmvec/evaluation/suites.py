@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,6 +140,15 @@ def evaluate_suite(
     if isinstance(envs, VectorEnv):
         raise ValueError("a suite, a record and memory= need what makes the envs, no vector env")
     tasks = tasks_of(envs)
+    if videos[0] is not None:
+        folders = Counter(_file_name(task.name).lower() for task in tasks)
+        same = [task.name for task in tasks if folders[_file_name(task.name).lower()] > 1]
+        if same:
+            raise ValueError(f"the videos of these tasks would be in one folder: {same}")
+    if actor_options is not None:
+        refused = [name for name, value in {**limits, "video_folder": videos[0]}.items() if value]
+        if refused:
+            raise ValueError(f"on a cluster there is no {' and no '.join(refused)}")
     how.player([], policy)  # wrong arguments are refused before a record is begun
     kept = None if record is None else Record(record)
     try:
@@ -157,7 +167,7 @@ def evaluate_suite(
             if actor_options is None:
                 _play_here(player, settled, begin, limits)
             else:
-                _play_on_nodes(plans, policy, how, settled, limits, videos, actor_options)
+                _play_on_nodes(plans, policy, how, settled, actor_options)
         finally:
             ended()
     finally:
@@ -249,16 +259,11 @@ def _play_on_nodes(
     policy: Any,
     how: How,
     settled: Any,
-    limits: Mapping[str, float | None],
-    videos: tuple[Any, Collection[int]],
     actor_options: Mapping[str, Any],
 ) -> None:
     """Plays a suite on all nodes of a cluster: tasks as wholes, and parts of the last ones."""
     from shmvec.cluster.evaluation import play_on_nodes  # imported only where it is needed
 
-    refused = [name for name, value in {**limits, "video_folder": videos[0]}.items() if value]
-    if refused:
-        raise ValueError(f"on a cluster there is no {' and no '.join(refused)}")
     by_name = {plan.task.name: plan for plan in plans}
 
     def finished(episode: Episode) -> None:
