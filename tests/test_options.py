@@ -79,8 +79,12 @@ def test_type_checkers_see_the_options(tmp_path):
         "shmvec.ShmVectorEnv([], True, context='fork', num_workers=2)\n"
         "shmvec.ShmVectorEnv([], num_workers='2')\n"
         "shmvec.ShmVectorEnv([], workers=2)\n"
+        "print(shmvec.evaluate('CartPole-v1', print).returns)\n"
+        "print(shmvec.evaluate(shmvec.Task('CartPole-v1'), print).returns)\n"
+        "print(shmvec.evaluate({'a': 'CartPole-v1'}, print)['a'].returns)\n"
+        "print(shmvec.evaluate(['CartPole-v1'], print).compared_with)\n"
     )
     command = [sys.executable, "-m", "mypy", "--strict", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=PAGE.parents[1])
-    errors = re.findall(r"program.py:(\d+): error: .*(arg-type|call-arg)", done.stdout)
+    errors = re.findall(r"program.py:(\d+): error: .*\[(.*)\]", done.stdout)
     assert errors == [("3", "arg-type"), ("4", "call-arg")], done.stdout + done.stderr

@@ -33,7 +33,7 @@ from shmvec.vector_env import ShmVectorEnv
 __all__ = ["evaluate"]
 
 Envs: TypeAlias = (
-    "str | EnvSpec | Callable[[], gym.Env[Any, Any]] | "
+    "str | EnvSpec | Task | Callable[[], gym.Env[Any, Any]] | "
     "Sequence[Callable[[], gym.Env[Any, Any]]] | ShmVectorEnv"
 )
 
@@ -41,12 +41,13 @@ _CLOSE_S = 5.0  # for envs to close that may be in the middle of a step
 _SEEDS = 2**31  # as many as all generators take
 
 
-@overload
-def evaluate(envs: Suite, policy: Any, episodes: int = ..., **options: Any) -> SuiteEvaluation: ...
-
-
+# A text is an id here, of one env: that it may be a pattern for several no type says.
 @overload
 def evaluate(envs: Envs, policy: Any, episodes: int = ..., **options: Any) -> Evaluation: ...
+
+
+@overload
+def evaluate(envs: Suite, policy: Any, episodes: int = ..., **options: Any) -> SuiteEvaluation: ...
 
 
 def evaluate(
