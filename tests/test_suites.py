@@ -34,7 +34,7 @@ from walks import (
     rows,
 )
 
-import shmvec
+import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, SuiteEvaluation, Task, evaluate
 from shmvec.evaluation.episodes import Episode
 from shmvec.evaluation.memory import Budget, parsed_bytes, resident_bytes
@@ -786,6 +786,93 @@ def test_progress(capsys):
     pytest.importorskip("tqdm")
     evaluate({"a": Walk, "b": Walk}, act, 3, seeds=1, progress=True)
     assert "6/6" in capsys.readouterr().err
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+MINE = """
+import gymnasium
+import numpy as np
+
+
+def policy(observations, env_ids):
+    return np.zeros(len(env_ids), np.int64)
+
+
+def make(length=3):
+    return gymnasium.make("CartPole-v1", max_episode_steps=length)
+"""
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine_env.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+
+    def run(suite, arguments=""):
+        (tmp_path / "suite.toml").write_text(suite)
+        given = f"evaluate suite.toml --policy mine_env.py:policy {arguments}"
+        try:
+            status = shmvec.__main__.main(given.split())
+        except SystemExit as ended:
+            status = ended.code
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    yield run
+    sys.modules.pop("mine_env", None)
+
+
+SUITE = "episodes = 2\nseeds = 1\n[tasks.a]\nenv = 'mine_env.py:make'\n"
+
+
+def test_a_suite_from_a_file_is_resumed_and_compared(tmp_path, command):
+    suite = SUITE + "[tasks.b]\nenv = 'mine_env.py:make'\nkwargs = {length = 5}\n"
+    status, out, _ = command(suite, "--record run.jsonl --json found.json")
+    assert status == 0 and out.startswith("2 tasks, 4 episodes of 4, ")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["task"] == ["a", "a", "b", "b"] and found["return"] == [3.0, 3.0, 5.0, 5.0]
+    status, out, err = command(suite, "--record run.jsonl --progress --episodes 4")
+    assert status == 0 and err.splitlines()[-1].startswith("8 of 8 episodes, mean return 4.00")
+    status, out, _ = command(suite, "--compare run.jsonl")
+    assert status == 0 and "| all tasks | 4 | 4.000 | 4.000 | +0.000 |" in out
+    status, out, err = command(suite, "--compare run.jsonl --seeds 90 --json other.json")
+    assert status == 1 and "no episode in common" in err and (tmp_path / "other.json").exists()
+    status, _, err = command(suite, "--record run.jsonl --seeds 2")
+    assert status == 2 and "Give this evaluation another record" in err
+
+
+@pytest.mark.parametrize(
+    ("suite", "arguments", "words"),
+    [
+        ("hello", "", "is no TOML"),
+        ("tasks = [1]", "", "has no tasks"),
+        ("tasks = [['a']]", "", "has no tasks"),
+        ("tasks = ['NoSuchEnv-v0']", "", "NoSuchEnv"),
+        ("[tasks]\na = 3", "", "task 'a': needs env"),
+        ("[tasks]\na = [1]", "", "task 'a': needs env"),
+        ("[tasks.a]\nenv = 3", "", "task 'a': needs env"),
+        ("[tasks.a]\nkwargs = {}", "", "'env'"),
+        (SUITE + "kwargs = 3", "", "task 'a': needs env"),
+        (SUITE + "kwargs = {x = 3}", "", "make takes (length=3)"),
+        (SUITE + "reference = 3", "", "task 'a': needs env"),
+        (SUITE + "reference = [0, inf]", "", "task 'a': reference must be"),
+        (SUITE + "referenc = [0, 1]", "", "Did you mean 'reference'"),
+        ("[tasks.a]\nenv = 'mine_env.py:mke'", "", "has no function 'mke'"),
+        ("episods = 2\n" + SUITE, "", "Did you mean 'episodes'"),
+        ("policy = 'x'\n" + SUITE, "", "no option 'policy'"),
+        ("progress = true\n" + SUITE, "", "no option 'progress'"),
+        ("episodes = '5'\n[tasks.a]\nenv = 'mine_env.py:make'", "", "episodes must be an int"),
+        (SUITE, "--memory lots", "--memory: it must be a size"),
+        (SUITE, "--retries -1", "--retries: must not be negative"),
+        (SUITE, '--kwargs {"length":2}', "--kwargs are for one env"),
+        (SUITE, "--compare nothing.jsonl", "nothing.jsonl"),
+        (SUITE, "--record suite.toml", "no record of an evaluation"),
+    ],
+)
+def test_the_command_explains_what_is_wrong_with_a_suite(command, suite, arguments, words):
+    status, out, err = command(suite, arguments)
+    assert status == 2 and words in err and not out
 
 
 # ---- bad input -----------------------------------------------------------------------------------

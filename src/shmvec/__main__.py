@@ -6,6 +6,7 @@ import argparse
 import codecs
 import errno
 import importlib.util
+import inspect
 import json
 import math
 import multiprocessing
@@ -13,19 +14,26 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+
 from shmvec import __version__
+from shmvec._arguments import checked_count
 from shmvec._commands import bench, check, doctor, measuring, stacks, top, tune
 from shmvec._commands.machine import Machine, Prices
 from shmvec._commands.measuring import described
+from shmvec._hints import refuse_unknown
 from shmvec._named import find_env, find_function
+from shmvec._options import OPTIONS
 from shmvec.evaluation import Episode, SuiteEvaluation, Task, evaluate
+from shmvec.evaluation.memory import parsed_bytes
+from shmvec.evaluation.record import RecordError, read_lines, recorded_episodes
 from shmvec.evaluation.tasks import is_suite, read_suite, tasks_of
 
 _NAMES_AN_ENV = (
@@ -205,9 +213,15 @@ def _parser() -> argparse.ArgumentParser:
         help="append each episode to it as it ends; what it has is not played again",
     )
     suites.add_argument("--max-envs", type=_positive(int), metavar="N", help="envs at a time")
-    suites.add_argument("--memory", metavar="SIZE", help="that all envs may use, as 20GiB")
-    suites.add_argument("--gpu-memory", metavar="SIZE", help="likewise, of NVIDIA's GPUs")
-    suites.add_argument("--retries", type=int, metavar="N", help="of an episode whose env fails")
+    suites.add_argument(
+        "--memory", type=_size, metavar="SIZE", help="that all envs may use, as 20GiB"
+    )
+    suites.add_argument(
+        "--gpu-memory", type=_size, metavar="SIZE", help="likewise, of NVIDIA's GPUs"
+    )
+    suites.add_argument(
+        "--retries", type=_retries, metavar="N", help="of an episode whose env fails"
+    )
     suites.add_argument(
         "--separate-tasks",
         dest="batch_across_tasks",
@@ -329,6 +343,22 @@ def _seed(text: str) -> int:
     return value
 
 
+def _retries(text: str) -> int:
+    """An argparse type: a number that may be 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    return value
+
+
+def _size(text: str) -> int:
+    """An argparse type: a number of bytes."""
+    try:
+        return parsed_bytes("it", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _seconds(text: str) -> float:
     """An argparse type: seconds that can be slept."""
     value = float(text)
@@ -374,6 +404,13 @@ _OF_EVALUATE = _OF_SUITES | {
     "hard_time_limit",
     "video_folder",
 }
+
+
+# What the file of a suite may say, besides its tasks.
+_IN_FILES = (
+    *(inspect.signature(evaluate).parameters.keys() - {"envs", "policy", "progress"}),
+    *OPTIONS,
+)
 
 
 # ---- commands ------------------------------------------------------------------------------------
@@ -469,43 +506,71 @@ def _evaluate(options: argparse.Namespace) -> int:
         before = None if options.compare is None else SuiteEvaluation.read(options.compare)
         if envs.endswith(".toml"):
             envs, arguments = read_suite(Path(envs))
+            refuse_unknown(options.env, arguments, _IN_FILES)
             given = {**arguments, **given}
-        elif not is_suite(envs):
-            name = envs
-            envs = _env_fn(name, options.kwargs)[0]
-            if before is not None or _OF_SUITES & given.keys():
-                envs = {name: Task(name, kwargs=options.kwargs)}
-    except (OSError, ValueError) as error:
+        episodes = checked_count("episodes", given.pop("episodes", 100))
+        if before is not None and given.get("seeds") is None:
+            raise ValueError("--compare compares episodes of equal seeds: give --seeds")
+        if options.kwargs and is_suite(envs):
+            raise ValueError("--kwargs are for one env, and not for a suite")
+    except (OSError, ValueError, TypeError, ImportError) as error:
         raise argparse.ArgumentError(None, str(error)) from error
+    if not is_suite(envs):
+        name = envs
+        envs = _env_fn(name, options.kwargs)[0]
+        if before is not None or _OF_SUITES & given.keys():
+            envs = {name: Task(name, kwargs=options.kwargs)}
+    try:
+        tasks = {task.name for task in tasks_of(envs)} if is_suite(envs) else {""}
+        done = _recorded(given.get("record"), tasks, episodes)
+    except (OSError, ValueError, ImportError, gym.error.Error) as error:
+        notes = getattr(error, "__notes__", ())
+        raise argparse.ArgumentError(None, " ".join([str(error), *notes])) from error
     say = measuring.Progress(sys.stderr)
     wanted = sys.stderr is not None and (options.progress or sys.stderr.isatty())
-    episodes = given.pop("episodes", 100)
-    tasks = len(tasks_of(envs)) if is_suite(envs) else 1
     try:
         result = evaluate(
             envs,
             policy,
             episodes,
-            progress=_counting(say, episodes * tasks) if wanted else False,
+            progress=_counting(say, episodes * len(tasks), done) if wanted else False,
             **given,
         )
+    except (RecordError, BlockingIOError) as error:
+        raise argparse.ArgumentError(None, str(error)) from error
     finally:
         say.done()
     print(result)
-    if before is not None:
-        print(f"\n{before.compared_with(result)}")
     _write_json(options, {name: values.tolist() for name, values in result.columns().items()})
+    if before is not None:
+        try:
+            print(f"\n{before.compared_with(result)}")
+        except ValueError as error:  # they have no episode in common
+            print(f"shmvec: {error}", file=sys.stderr)
+            return 1
     return 0 if result.complete else 1
 
 
-def _counting(say: measuring.Progress, episodes: int) -> Callable[..., object]:
-    """A function that shows how many episodes are over, and their mean return."""
+def _recorded(record: Any, tasks: Collection[str], episodes: int) -> int:
+    """How many of the episodes a record has."""
+    if record is None or not Path(record).is_file():
+        return 0
+    recorded = recorded_episodes(read_lines(Path(record))[0])
+    return sum(each.task in tasks and each.number < episodes for each in recorded)
+
+
+def _counting(say: measuring.Progress, episodes: int, done: int) -> Callable[..., object]:
+    """A function that shows how many episodes are over, and the mean return of the new ones."""
     returns: list[float] = []
 
     def count(episode: Episode, left_s: float = math.nan) -> None:
-        returns.append(episode.return_)
-        done = len(returns)
-        text = f"{done} of {episodes} episodes, mean return {sum(returns) / done:,.2f}"
+        nonlocal done
+        done += 1
+        text = f"{done} of {episodes} episodes"
+        if not episode.failed:
+            returns.append(episode.return_)
+        if returns:
+            text += f", mean return {sum(returns) / len(returns):,.2f}"
         if not math.isnan(left_s):
             text += f", about {left_s:,.0f} s more"
         say(text, milestone=done == episodes or done % max(1, episodes // 10) == 0)

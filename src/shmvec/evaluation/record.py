@@ -16,11 +16,15 @@ import numpy as np
 
 from shmvec.evaluation.episodes import Episode
 
-__all__ = ["Record", "plain", "read_lines", "recorded_episodes"]
+__all__ = ["Record", "RecordError", "plain", "read_lines", "recorded_episodes"]
 
 _FORMAT = 1
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SYNC_S = 1.0  # after a power cut, at most the episodes of so many seconds are played again
+
+
+class RecordError(ValueError):
+    """A file is no record, is damaged, or is the record of another evaluation."""
 
 
 class Record:
@@ -39,7 +43,7 @@ class Record:
         """
         self.path = Path(file)
         if self.path.exists() and not self.path.is_file():
-            raise ValueError(f"{self.path} is no file, and so no record of an evaluation")
+            raise RecordError(f"{self.path} is no file, and so no record of an evaluation")
         self._file = open(self.path, "a+b")  # noqa: SIM115  # until `close`
         try:
             self._lock()
@@ -95,7 +99,7 @@ class Record:
             return
         for key, value in about.items():
             if known.get(key) != value:
-                raise ValueError(
+                raise RecordError(
                     f"{self.path} was recorded with another {key} of task {name!r}: "
                     f"{known.get(key)}, and not {value}. Give this evaluation another record."
                 )
@@ -111,7 +115,7 @@ class Record:
             return False
         options = plain(episode.options)
         if line["seed"] != episode.seed or _text(line.get("options")) != _text(options):
-            raise ValueError(
+            raise RecordError(
                 f"{self.path} has episode {episode.number} of task {episode.task!r} with seed "
                 f"{line['seed']} and options {line.get('options')}, and not with {episode.seed} "
                 f"and {options}. Give this evaluation another record."
@@ -175,7 +179,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
                 torn = torn or number
                 continue
             if torn > 1:
-                raise ValueError(
+                raise RecordError(
                     f"{path}, line {torn} is damaged, and more lines follow it: delete it, and its "
                     "episode is played again"
                 )
@@ -186,7 +190,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
         and (lines or not _is_torn_head(path))
         or (lines and lines[0]["shmvec"] != _FORMAT)
     ):
-        raise ValueError(f"{path} is no record of an evaluation: name another file")
+        raise RecordError(f"{path} is no record of an evaluation: name another file")
     return lines, whole
 
 
@@ -263,7 +267,7 @@ def recorded_episodes(lines: Sequence[Mapping[str, Any]]) -> Iterator[Episode]:
         if "episode" in line and key not in seen:
             seen.add(key)
             if line["task"] not in tasks:
-                raise ValueError(f"the record is damaged: it has no task {line['task']!r}")
+                raise RecordError(f"the record is damaged: it has no task {line['task']!r}")
             episode = Episode(line["episode"], line["seed"], line.get("options"))
             episode.task = line["task"]
             _fill(episode, line)

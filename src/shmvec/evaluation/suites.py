@@ -22,7 +22,7 @@ from shmvec._policy import check_policy
 from shmvec.evaluation.episodes import Episode, recorded
 from shmvec.evaluation.memory import Budget, gpu_bytes, parsed_bytes, resident_bytes
 from shmvec.evaluation.progress import reporter
-from shmvec.evaluation.record import Record
+from shmvec.evaluation.record import Record, RecordError
 from shmvec.evaluation.results import Evaluation
 from shmvec.evaluation.suite import SuitePlayer, TaskPlan
 from shmvec.evaluation.suite_results import SuiteEvaluation, of_task
@@ -208,7 +208,7 @@ def _plans(
         if drawn:  # the same ones when it is resumed
             base = record.head["drawn"]
             if base is None:
-                raise ValueError(
+                raise RecordError(
                     f"{record.path} was recorded with seeds=: give the same ones to resume it"
                 )
             seeds = np.random.default_rng(base).integers(_SEEDS, size=len(seeds)).tolist()

@@ -58,7 +58,7 @@ class Task:
         """
         if self.reference is not None:
             low, high = map(float, self.reference)
-            if not abs(high - low) > 0:
+            if not 0 < abs(high - low) < float("inf"):
                 raise ValueError(
                     f"reference must be the returns of a random policy and of an expert, two "
                     f"different numbers, got {self.reference!r}"
@@ -207,19 +207,22 @@ def read_suite(file: Path) -> tuple[dict[str, Task], dict[str, Any]]:
     except ValueError as error:
         raise ValueError(f"{file} is no TOML: {error}") from error
     tables = content.pop("tasks", None)
-    if isinstance(tables, list):  # a list of ids
+    if isinstance(tables, list) and all(isinstance(id, str) for id in tables):
         tables = {id: {"env": id} for id in tables}
     if not isinstance(tables, dict) or not tables:
         raise ValueError(f"{file} has no tasks: [tasks.NAME] with env = 'an id' for each")
     tasks = {}
     for name, table in tables.items():
-        each: dict[str, Any] = {"env": table} if isinstance(table, str) else dict(table)
         try:
-            refuse_unknown(f"task {name!r}", each, ("env", "kwargs", "instruction", "reference"))
+            each: dict[str, Any] = {"env": table} if isinstance(table, str) else table
+            for key, kind in {"env": str, "kwargs": dict, "reference": list}.items():
+                if not isinstance(each, dict) or not isinstance(each.get(key, kind()), kind):
+                    raise TypeError("needs env = 'a text', kwargs = {} and reference = [0, 1]")
+            refuse_unknown("it", each, ("env", "kwargs", "instruction", "reference"))
             source = each.get("env", "")
             if isinstance(source, str) and source.rpartition(":")[0].endswith(".py"):
-                each["env"] = str(file.parent / source)
+                each = {**each, "env": str(file.parent / source)}
             tasks[name] = Task(**each)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{file}, task {name!r}: {error}") from error
     return tasks, content
