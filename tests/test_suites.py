@@ -707,6 +707,16 @@ def test_episodes_of_equal_seeds_are_compared_one_by_one():
     assert "| a\\|b | 2 |" in str(found)
 
 
+def test_of_one_episode_nothing_is_sure():
+    one = partial(evaluate, {"a": Walk}, act, 1, seeds=1, success_key="none")
+    before, after = one(options={"more": 0}), one(options={"more": 3})
+    found = before.compared_with(after)
+    assert before["a"].returns != after["a"].returns
+    assert np.isnan(found.overall.interval).all() and not found.differing
+    with pytest.raises(ValueError, match="level must lie"):
+        before.compared_with(after, level=2.0)
+
+
 def test_an_info_called_task_does_not_hide_the_tasks():
     class Named(Walk):
         def step(self, action):

@@ -207,8 +207,12 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
 
         Only episodes that both have, by task and seed, are compared, each with its like: where a
         seed decides much of an episode, small differences show. Returns of both are normalised by
-        the references of this one. Of a hundred tasks that do not differ, five seem to at a level
-        of 95 %.
+        the references of this one. An episode that counts as failed in one of them is compared with
+        nothing.
+
+        Of a hundred tasks that do not differ, about six seem to at a level of 95 % with 50
+        episodes, ten with 10, and 17 with 5: a bootstrap of few values is too sure. Of one episode
+        there is no interval (nan).
 
         Args:
             other: The other result.
@@ -226,7 +230,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
                 mine, others = _paired(self, other, name, kind)
                 if len(mine):
                     change = others - mine
-                    interval = stratified_interval([change], "mean", level, samples, seed)
+                    interval = _interval([change], level, samples, seed)
                     means = float(mine.mean()), float(others.mean())
                     rows.append(TaskDifference(name, len(mine), *means, interval))
                     groups.append(change)
@@ -237,7 +241,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
             sum(row.episodes for row in rows),
             float(np.mean([row.before for row in rows])),
             float(np.mean([row.after for row in rows])),
-            stratified_interval(groups, "mean", level, samples, seed),
+            _interval(groups, level, samples, seed),
         )
         return Comparison(kind, level, tuple(rows), overall)
 
@@ -341,6 +345,14 @@ def of_task(episodes: Sequence[Episode], keys: Collection[str], success_key: str
     )
 
 
+def _interval(
+    changes: Sequence[Values], level: float, samples: int, seed: int
+) -> tuple[float, float]:
+    """The interval of a mean change; nan where one task's episode says nothing of its spread."""
+    found = stratified_interval(changes, "mean", level, samples, seed)
+    return found if min(map(len, changes)) > 1 else (float("nan"), float("nan"))
+
+
 def _paired(
     one: SuiteEvaluation, other: SuiteEvaluation, name: str, kind: str
 ) -> tuple[Values, Values]:
@@ -374,7 +386,7 @@ class TaskDifference:
         episodes: Number of episodes that both results have.
         before: Their mean score in the first result.
         after: Their mean score in the second result.
-        interval: The confidence interval of the change.
+        interval: The confidence interval of the change; nan if a task has but one episode.
     """
 
     task: str
