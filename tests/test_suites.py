@@ -123,11 +123,12 @@ def test_nested_spaces():
 def test_a_policy_with_states_and_tasks():
     class Policy:
         def __init__(self):
-            self.tasks = {}
+            self.tasks, self.seen = {}, set()
 
         def reset(self, env_ids, task):
             for number, each in zip(env_ids.tolist(), task, strict=True):
                 self.tasks[number] = each.name, each.instruction, each.index
+            self.seen.update(self.tasks.values())
 
         def __call__(self, observations, env_ids, *, task):
             told = [(each.name, each.instruction, each.index) for each in task]
@@ -138,7 +139,7 @@ def test_a_policy_with_states_and_tasks():
     policy = Policy()
     result = evaluate(suite, policy, 5, seeds=3, max_envs=3)
     assert result.complete
-    assert set(policy.tasks.values()) == {("a", "walk", 0), ("b", ("run", 1), 1)}
+    assert policy.seen == {("a", "walk", 0), ("b", ("run", 1), 1)}
 
 
 def test_tasks_by_id_list_and_pattern(tmp_path):
@@ -432,6 +433,7 @@ def test_an_episode_whose_env_fails_is_repeated_or_counts_as_failed(tmp_path, ki
     result = evaluate(suite, act, 8, seeds=0, max_envs=3)
     assert rows(result["good"]) == rows(result["bad"]) == expected
     assert result.complete and result["bad"].repeats == 4 and not result["good"].repeats
+    whole = result
     for mark in tmp_path.iterdir():
         mark.unlink()
     record = tmp_path / "run.jsonl"
@@ -442,7 +444,11 @@ def test_an_episode_whose_env_fails_is_repeated_or_counts_as_failed(tmp_path, ki
     assert bad.seeds.tolist() == [0, 1, 2, 4, 6, 7]
     assert len(bad.failed) == 2 and not result.complete and "bad: 2 failed" in str(result)
     words = "lost its balance" if kind is Raising else "SIGKILL"
-    assert all(words in reason for reason in bad.failed)
+    assert [seed for seed, _ in bad.failed] == [3, 5]
+    assert all(words in reason for _, reason in bad.failed)
+    found = whole.compared_with(result).tasks[1]
+    assert (found.before, found.episodes) == (whole["bad"].success_rate, 8)
+    assert found.after == bad.success_rate
     assert bad.success_rate == sum(row[3] for row in rows(bad)) / 8
     again = evaluate(suite, act, 8, seeds=0, retries=1, record=record)
     assert same(result, again) and again["bad"].failed == bad.failed

@@ -41,7 +41,7 @@ class Evaluation:
         asked: Number of episodes asked for: more than ``n`` if the time was up.
         seconds: Duration of the evaluation; of a task, of its episodes.
         success_key: The key of infos that says whether an episode was a success.
-        failed: Of a task, the reasons of the episodes that count as failed, and are in no array.
+        failed: Of a task, seeds and reasons of the episodes that count as failed; no array has these.
     """
 
     returns: npt.NDArray[np.float64]
@@ -54,7 +54,7 @@ class Evaluation:
     asked: int
     seconds: float
     success_key: str = SUCCESS
-    failed: tuple[str, ...] = ()
+    failed: tuple[tuple[int, str], ...] = ()
 
     def __len__(self) -> int:
         """The number of episodes."""
@@ -97,6 +97,13 @@ class Evaluation:
         """
         known = self.successes[~np.isnan(self.successes)]
         return float(known.sum() / (len(known) + len(self.failed))) if len(known) else float("nan")
+
+    @property
+    def success_text(self) -> str:
+        """The success rate as in tables: with the number of episodes that say so, if not all do."""
+        known = int((~np.isnan(self.successes)).sum())
+        some = "" if known == len(self) else f" ({known} of {len(self)} say so)"
+        return f"{self.success_rate:.3f}{some}" if known else ""
 
     def confidence_interval(
         self,
@@ -164,7 +171,7 @@ class Evaluation:
                 f"{standard_error(self.lengths.astype(np.float64)):,.2f} | | | |",
             ]
             if self.success_key in self.infos:
-                lines += [f"| success | {self.success_rate:.3f} | | | | |"]
+                lines += [f"| success | {self.success_text} | | | | |"]
         return "\n".join(lines)
 
 
@@ -196,7 +203,7 @@ def evaluation_of(
         asked=len(played),
         seconds=seconds,
         success_key=success_key,
-        failed=tuple(episode.failed for episode in settled if episode.failed),
+        failed=tuple((int(each.seed or 0), each.failed) for each in settled if each.failed),
     )
 
 

@@ -233,7 +233,7 @@ def _plans(
 
 def _file_name(name: str) -> str:
     """A task's name as that of a folder."""
-    return re.sub(r"[^\w.-]+", "-", name).strip(".") or "task"
+    return re.sub(r"[^\w.-]+", "-", name).strip(".")[:100] or "task"
 
 
 def _play_here(

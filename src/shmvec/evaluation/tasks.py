@@ -57,7 +57,10 @@ class Task:
             ValueError: It is not two different numbers.
         """
         if self.reference is not None:
-            low, high = map(float, self.reference)
+            try:
+                low, high = (float(each + 0.0) for each in self.reference)
+            except (TypeError, ValueError):
+                low = high = 0.0
             if not 0 < abs(high - low) < float("inf"):
                 raise ValueError(
                     f"reference must be the returns of a random policy and of an expert, two "
