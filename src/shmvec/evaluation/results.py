@@ -41,7 +41,7 @@ class Evaluation:
         asked: Number of episodes asked for: more than ``n`` if the time was up.
         seconds: Duration of the evaluation; of a task, of its episodes.
         success_key: The key of infos that says whether an episode was a success.
-        failed: Of a task, seeds and reasons of the episodes that count as failed; no array has these.
+        failed: Of a task, seed and reason of each episode that counts as failed: no array has it.
     """
 
     returns: npt.NDArray[np.float64]
