@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from walks import (
 
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, SuiteEvaluation, Task, evaluate
+from shmvec._processes.supervisor import Supervisor
 from shmvec.evaluation.episodes import Episode
 from shmvec.evaluation.memory import Budget, parsed_bytes, resident_bytes
 from shmvec.evaluation.record import plain
@@ -949,3 +951,45 @@ def with_vector(tmp_path):
 def test_a_task_can_be_a_key():
     one, other = Task("CartPole-v1", {"a": 1}, {"text": []}), Task(gym.spec("CartPole-v1"))
     assert len({one: 1, other: 2}) == 2
+
+
+# ---- what others do at the same time -------------------------------------------------------------
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("where", ["start", "attach"])
+def test_an_env_that_is_ended_while_it_starts_leaves_nothing(monkeypatch, capfd, where):
+    """Its thread starts a process, or makes memory, at the moment when another one ends it."""
+    evaluate({"a": Walk}, act, 1, seeds=0)
+    before = open_files()
+    begun, go_on = threading.Event(), getattr(Supervisor, where)
+
+    def slowly(self, *arguments):
+        if self._launcher._name == "evaluate b":
+            start = self._launcher.start
+
+            def started(index, mark, keep):
+                start(index, mark, lambda *made: (keep(*made), begun.set(), time.sleep(0.5)))
+
+            self._launcher.start = started
+            if where == "attach":
+                begun.set()
+                time.sleep(0.5)
+        return go_on(self, *arguments)
+
+    monkeypatch.setattr(Supervisor, where, slowly)
+
+    def policy(observations, env_ids):
+        begun.wait(20)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate({"a": Walk, "b": Walk}, policy, 2, seeds=0, max_envs=2)
+    deadline = time.monotonic() + 5
+    while open_files() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert open_files() <= before
+    assert "Traceback" not in capfd.readouterr().err

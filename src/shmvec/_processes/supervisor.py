@@ -15,7 +15,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import process as mp_process
 from pickle import loads
@@ -109,6 +109,22 @@ class Supervisor:
 
     def start(self) -> None:
         """Starts the processes. If that fails, the caller must stop them."""
+        with self._not_stopped():
+            self._start()
+
+    @contextlib.contextmanager
+    def _not_stopped(self) -> Iterator[None]:
+        """Has ``stop`` of another thread wait until all that the block makes is known.
+
+        Raises:
+            ClosedEnvironmentError: It was stopped before.
+        """
+        with self.changing:
+            if self.stopped:
+                raise ClosedEnvironmentError(_CLOSED)
+            yield
+
+    def _start(self) -> None:
         # With a core for each worker, it is faster if all of them import at the same time.
         learns = self._launcher.may_learn and len(self._indices) > usable_cores()
         with naming_limits(), self._launcher.ready():
@@ -198,6 +214,10 @@ class Supervisor:
 
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Hands the segment to the workers and waits until all have attached."""
+        with self._not_stopped():
+            self._attach(attachment, descriptor)
+
+    def _attach(self, attachment: Attachment, descriptor: int) -> None:
         self._attachment = attachment
         self._descriptor = os.dup(descriptor)
         self.alarms = Alarms(len(self._indices))
