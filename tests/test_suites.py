@@ -26,13 +26,16 @@ from walks import (
     Nested,
     Raising,
     Single,
+    Slow,
     SlowToBuild,
+    SlowToClose,
     Walk,
     Wide,
     act,
     lengthened,
     one_after_the_other,
     rows,
+    take_alone,
 )
 
 import shmvec.__main__
@@ -993,3 +996,13 @@ def test_an_env_that_is_ended_while_it_starts_leaves_nothing(monkeypatch, capfd,
         time.sleep(0.05)
     assert open_files() <= before
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_two_processes_never_have_the_same_number(tmp_path):
+    """Not even while one of them is slow to close: it may stand for a port, or for a GPU."""
+
+    suite = {"a": SlowToClose, "b": Walk, "c": partial(Slow, 0.2), "d": Walk, "e": Walk}
+    result = evaluate(
+        suite, act, 2, seeds=1, max_envs=3, retries=0, worker_init=partial(take_alone, tmp_path)
+    )
+    assert result.complete and len(list(tmp_path.iterdir())) == 3

@@ -219,3 +219,35 @@ class Growing(Walk):
             self.memory.append(np.ones(self.mib << 16))
         time.sleep(0.1)
         return super().step(action)
+
+
+class Slow(Walk):
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
+class SlowToClose(Walk):
+    def close(self):
+        time.sleep(2)
+
+
+taken = []
+
+
+def take_alone(folder, name):
+    """Takes what only one process can have."""
+    taken.append(open(f"{folder}/{name}", "w"))  # noqa: SIM115
+    fcntl.flock(taken[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class Alone(Slow):
+    """Of which there can be only one at a time."""
+
+    def __init__(self, folder, seconds=0.02):
+        super().__init__(seconds)
+        take_alone(folder, "alone")

@@ -389,14 +389,15 @@ class SuitePlayer:
 
     def _start_envs(self) -> None:
         """Starts the envs that are worth it, as far as there is room for them."""
-        while None in self._envs and len(self._running()) + len(self._ending) < self._max_envs:
+        while len(self._running()) + len(self._ending) < self._max_envs:
             plan = self._next()
             if plan is None:
                 return
             running = [(env, env.plan.task.name) for env in [*self._running(), *self._ending]]
             if not all(budget.has_room(plan.task.name, running) for budget in self._budgets):
                 return
-            number = self._envs.index(None)
+            taken = {env.number for env, _ in running}  # also those that are still ending
+            number = next(each for each in range(self._max_envs) if each not in taken)
             self._envs[number] = TaskEnv(plan, number, self._options_of(number))
 
     def _options_of(self, number: int) -> dict[str, Any]:
@@ -599,7 +600,7 @@ class SuitePlayer:
     # ---- the end -----------------------------------------------------------------------------
 
     def _part_with(self, env: TaskEnv, at_once: bool) -> None:
-        """Ends an env, and gives its number to others."""
+        """Begins to end an env; others get its number once it has ended."""
         self._envs[env.number] = None
         self._ending.append(env)
         env.end(at_once)
