@@ -520,6 +520,10 @@ def test_time_limits(tmp_path):
     result = evaluate({"good": Walk}, act, 3, seeds=0, record=record, time_limit=1e-9)
     assert result.complete  # it had them
     assert len(evaluate({"good": Walk}, act, 3, seeds=0, time_limit=1e-9)["good"]) == 0
+    begin = time.monotonic()
+    result = evaluate(suite, act, 3, seeds=0, max_envs=2, time_limit=2.0)
+    assert len(result["good"]) == 3 and not result.failures
+    assert time.monotonic() < begin + 20  # an env that is still being built is not waited for
 
 
 def test_an_env_that_fails_as_it_closes():

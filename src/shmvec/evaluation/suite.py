@@ -332,6 +332,10 @@ class SuitePlayer:
             if self._changed and now < last_start:
                 self._changed = False
                 self._start_envs()
+            if now >= last_start:  # what is not built yet has nothing to play any more
+                for env in self._running():
+                    if env.group is None:
+                        self._part_with(env, at_once=True)
             rows = self._take(now < last_start)
             if rows:
                 self._ask_policy(rows)
