@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import (
+    Alone,
     Broken,
     Dying,
     FailsToClose,
@@ -488,6 +489,12 @@ def test_a_second_env_that_cannot_be_built_costs_nothing(tmp_path):
         result = evaluate({"a": make}, act, 12, seeds=0, max_envs=2, retries=0)
     assert result.complete and not result.failures
     assert len(evaluate(make, act, 12, seeds=0, max_envs=2, retries=0)) == 12
+def test_an_env_of_which_there_can_be_only_one_plays_all(tmp_path):
+    """Others of it cannot be built, but its episodes are played: nothing has failed."""
+    result = evaluate({"a": partial(Alone, tmp_path)}, act, 8, seeds=0, max_envs=3)
+    expected = [row[:4] for row in one_after_the_other(Walk, range(8))]
+    assert rows(result["a"]) == expected and result.complete and not result.failures
+    assert rows(evaluate(partial(Alone, tmp_path), act, 8, seeds=0, max_envs=3)) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*task")

@@ -1,10 +1,12 @@
 """Evaluation on nodes, with nodes that are in this process: what is said when none is left."""
 
+import math
 import time
+from functools import partial
 
 import pytest
 import unplugged
-from walks import Broken, Walk, Wide, act, lengthened, one_after_the_other, rows
+from walks import Alone, Broken, Dying, Slow, Walk, Wide, act, lengthened, one_after_the_other, rows
 
 import shmvec
 from shmvec.cluster.crew import LocalCrew, LocalMember, Lost, Node
@@ -112,6 +114,47 @@ def test_a_node_that_is_lost_costs_a_suite_what_it_had_under_way(monkeypatch, tm
     for name, more in (("a", 50), ("b", 40)):
         expected = one_after_the_other(lengthened(more), range(3, 33))
         assert rows(result[name]) == [row[:4] for row in expected]
+
+
+@pytest.mark.filterwarnings("ignore:.*task")
+def test_repeats_of_lost_nodes_count_once_and_are_no_faults(monkeypatch, tmp_path):
+    under_way = []
+
+    def first_is_lost(player, orders, how):
+        if not under_way:
+            under_way.extend(orders)
+            raise Lost("it was unplugged")
+        return play(player, orders, how)
+
+    play, seen = Player.play, []
+    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: LocalCrew())
+    monkeypatch.setattr(Player, "play", first_is_lost)
+    result = shmvec.evaluate(
+        {"a": partial(Dying, tmp_path, (3,), 1)},
+        act,
+        4,
+        seeds=3,
+        cluster=True,
+        max_envs=2,
+        retries=1,
+        progress=lambda episode, left: seen.append(left),
+    )
+    assert result.complete and result["a"].repeats == len(under_way) + 1
+    assert all(map(math.isnan, seen)) and len(seen) == 4
+
+
+@pytest.mark.filterwarnings("ignore:.*task")
+def test_a_task_of_which_a_node_can_build_only_one_env(monkeypatch, tmp_path):
+    class Two(LocalCrew):
+        def nodes(self):
+            return [Node(name, name, 1.0, 0.0) for name in "ab"]
+
+    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Two())
+    suite = {"a": partial(Alone, tmp_path), "b": partial(Slow, 0.02)}
+    result = shmvec.evaluate(suite, act, 20, seeds=3, cluster=True, max_envs=2)
+    expected = [row[:4] for row in one_after_the_other(Walk, range(3, 23))]
+    assert rows(result["b"]) == expected
+    assert set(rows(result["a"])) <= set(expected)  # one of the nodes has it
 
 
 def test_what_a_cluster_refuses():

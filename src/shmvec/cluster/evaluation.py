@@ -178,7 +178,7 @@ def _play(
                     _note(episode, played)
                     finished(episode)
                 given_up.update(failures)
-                player.playing = [each for each in by_key.values() if each.task not in given_up]
+                player.playing = [each for each in by_key.values() if each.task not in failures]
                 for _ in range(len(waiting)):
                     if (episode := waiting.popleft()).task not in given_up:
                         waiting.append(episode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -34,8 +35,9 @@ def reporter(
             bar = tqdm(total=count, initial=done, unit="episode")
 
             def show(episode: Episode) -> None:
-                if left is not None:
-                    bar.set_postfix_str(f"about {left():.0f} s more", refresh=False)
+                seconds = float("nan") if left is None else left()
+                if not math.isnan(seconds):
+                    bar.set_postfix_str(f"about {seconds:.0f} s more", refresh=False)
                 bar.update()
 
             return show, bar.close

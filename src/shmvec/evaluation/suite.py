@@ -466,6 +466,16 @@ class SuitePlayer:
                 work += max(0.0, usual - (now - env.begun))
         return work / max(1, len(running))
 
+    @property
+    def given_up(self) -> dict[str, str]:
+        """The tasks that no env plays, or will, and why."""
+        played = {id(env.plan) for env in self._running()}
+        return {
+            plan.task.name: plan.failure
+            for plan in self.plans
+            if plan.failure and id(plan) not in played
+        }
+
     def _known(self, name: str) -> list[float]:
         """What is known of a duration, of any task."""
         found = [getattr(plan, name) for plan in self.plans]

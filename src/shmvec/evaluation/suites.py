@@ -156,7 +156,8 @@ def evaluate_suite(
         every = [episode for plan in plans for episode in plan.episodes]
         player = how.player(plans, policy)
         done = sum(episode.settled for episode in every)
-        report, ended = reporter(progress, len(every), done, player.seconds_left)
+        left = player.seconds_left if actor_options is None else _unknown
+        report, ended = reporter(progress, len(every), done, left)
 
         def settled(episode: Episode) -> None:
             if kept is not None:
@@ -183,6 +184,9 @@ def evaluate_suite(
         for plan in plans
         if plan.failure and not all(episode.settled for episode in plan.episodes)
     }
+    for plan in plans:
+        if all(episode.settled for episode in plan.episodes):  # fewer envs were enough
+            plan.failure = ""
     if is_suite(envs):
         return SuiteEvaluation(tuple(tasks), found, failures, time.monotonic() - begin)
     (plan,) = plans
@@ -229,6 +233,11 @@ def _plans(
                 record.fill(episode)
         plans.append(TaskPlan(task, make, episodes))
     return plans
+
+
+def _unknown() -> float:
+    """How long the rest takes on a cluster, whose nodes play at speeds of their own."""
+    return float("nan")
 
 
 def _file_name(name: str) -> str:
@@ -305,12 +314,12 @@ class Stage:
             self._player = self._how.player(list(self._plans.values()), policy)
         for order in orders:
             plan = self._plans[order.task]
+            order.repeats = 0  # those on other nodes count there, and not as faults of its env
             plan.episodes.append(order)
             plan.waiting.append(order)
         over: list[Episode] = []
         self._player.play(over.append, np.inf, time.monotonic() + _SLICE_S)
-        failures = {name: plan.failure for name, plan in self._plans.items() if plan.failure}
-        return over, sum(episode.steps for episode in over), failures
+        return over, sum(episode.steps for episode in over), self._player.given_up
 
     def close(self) -> None:
         """Ends its envs."""
