@@ -1017,3 +1017,19 @@ def test_two_processes_never_have_the_same_number(tmp_path):
         suite, act, 2, seeds=1, max_envs=3, retries=0, worker_init=partial(take_alone, tmp_path)
     )
     assert result.complete and len(list(tmp_path.iterdir())) == 3
+
+
+class Percent(Walk):
+    def step(self, action):
+        raise ValueError("the battery is at 5%, and 100% of it is needed")
+
+    def close(self):
+        raise ValueError("0%")
+
+
+@pytest.mark.filterwarnings("ignore:.*50%")
+def test_what_envs_raise_is_no_format():
+    result = evaluate({"50%": Percent, "good": Walk}, act, 2, seeds=1, retries=1)
+    assert len(result["good"]) == 2 and "5%, and 100% of" in result["50%"].failed[0]
+    with pytest.warns(UserWarning, match="no episode's last info has '%d'"):
+        evaluate({"50%": Walk}, act, 2, seeds=1, info_keys=["%d"])

@@ -287,7 +287,7 @@ def _result(
     result = evaluation_of(played, steps, keys, time.monotonic() - begin, success_key)
     for key in keys:
         if key not in result.infos and len(result):
-            logger.warn(f"no episode's last info has {key!r}; it has {list(played[0].info)}")
+            logger.warn("%s", f"no episode's last info has {key!r}; it has {list(played[0].info)}")
     return result
 
 
@@ -436,7 +436,7 @@ def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | 
             raise
         failure = f"as it was closed, an env has raised {type(error).__name__}: {error}"
         if reason is None:
-            logger.warn(f"the results of evaluate() are whole, but {failure}")
+            logger.warn("%s", f"the results of evaluate() are whole, but {failure}")
         else:
             add_note(reason, failure)
 

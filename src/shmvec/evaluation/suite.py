@@ -359,7 +359,9 @@ class SuitePlayer:
                 self._ending.remove(env)
                 self._changed = True
                 if env.error is not None:
-                    logger.warn(f"as an env of task {env.plan.task.name!r} was closed: {env.error}")
+                    logger.warn(
+                        "%s", f"as an env of task {env.plan.task.name!r} was closed: {env.error}"
+                    )
         for env in self._running():
             if env.group is None and not env.busy:
                 if env.error is None:
@@ -567,12 +569,12 @@ class SuitePlayer:
         if episode.repeats >= self._retries:
             episode.failed = reason
             self._end_episode(env, episode)
-            logger.warn(f"{name} counts as failed: {reason}")
+            logger.warn("%s", f"{name} counts as failed: {reason}")
         else:
             episode.seconds += time.monotonic() - env.begun
             episode.interrupt()
             env.plan.waiting.appendleft(episode)
-            logger.warn(f"{name} was interrupted, and is repeated: {reason}")
+            logger.warn("%s", f"{name} was interrupted, and is repeated: {reason}")
         self._part_with(env, at_once=True)
 
     def _not_built(self, env: TaskEnv, error: BaseException) -> None:
@@ -582,10 +584,12 @@ class SuitePlayer:
         plan.failures += 1
         self._part_with(env, at_once=True)
         if plan.failures <= self._retries:
-            logger.warn(f"an env of task {plan.task.name!r} could not be built: {reason}")
+            logger.warn("%s", f"an env of task {plan.task.name!r} could not be built: {reason}")
             return
         plan.failure = reason  # envs of it that run may go on
-        logger.warn(f"no more envs of task {plan.task.name!r} are built, since it fails: {reason}")
+        logger.warn(
+            "%s", f"no more envs of task {plan.task.name!r} are built, since it fails: {reason}"
+        )
 
     def _look_at_memory(self) -> None:
         """Ends the youngest env where all together need more memory than they may."""
@@ -602,7 +606,7 @@ class SuitePlayer:
             name = running[0].plan.task.name
             if not self._ending and name not in self._too_large:
                 self._too_large.add(name)
-                logger.warn(f"one env of task {name!r} alone needs more than {names} allows")
+                logger.warn("%s", f"one env of task {name!r} alone needs more than {names} allows")
             return
         if running and not self._ending:  # else there will be more room soon
             env = max(running, key=lambda env: env.born)

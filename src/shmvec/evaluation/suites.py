@@ -184,6 +184,7 @@ def evaluate_suite(
         for plan in plans
         if plan.failure and not all(episode.settled for episode in plan.episodes)
     }
+            logger.warn("%s", f"no episode's last info has {key!r}")
     for plan in plans:
         if all(episode.settled for episode in plan.episodes):  # fewer envs were enough
             plan.failure = ""
