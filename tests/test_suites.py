@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from walks import (
     Alone,
     Broken,
+    DiesLate,
     Dying,
     FailsToClose,
     Growing,
@@ -26,7 +27,6 @@ from walks import (
     Large,
     Nested,
     Raising,
-    Single,
     Slow,
     SlowToBuild,
     SlowToClose,
@@ -99,6 +99,7 @@ def test_one_batch_for_several_tasks_where_spaces_agree():
     def policy(observations, env_ids, task):
         assert len(task) == len(env_ids) == len(observations)
         batches.append({each.name for each in task})
+        time.sleep(0.005)  # meanwhile other envs become ready
         assert all(len(each) == 4 for each in batches[-1]) == (observations.shape[1] == 4)
         return act(observations, env_ids)
 
@@ -483,12 +484,6 @@ def test_a_task_whose_env_cannot_be_built():
 
 
 @pytest.mark.filterwarnings("ignore:.*task")
-def test_a_second_env_that_cannot_be_built_costs_nothing(tmp_path):
-    make = partial(Single, tmp_path / "lock")
-    with pytest.warns(UserWarning, match="no more envs of task"):
-        result = evaluate({"a": make}, act, 12, seeds=0, max_envs=2, retries=0)
-    assert result.complete and not result.failures
-    assert len(evaluate(make, act, 12, seeds=0, max_envs=2, retries=0)) == 12
 def test_an_env_of_which_there_can_be_only_one_plays_all(tmp_path):
     """Others of it cannot be built, but its episodes are played: nothing has failed."""
     result = evaluate({"a": partial(Alone, tmp_path)}, act, 8, seeds=0, max_envs=3)
@@ -531,6 +526,22 @@ def test_time_limits(tmp_path):
     result = evaluate(suite, act, 3, seeds=0, max_envs=2, time_limit=2.0)
     assert len(result["good"]) == 3 and not result.failures
     assert time.monotonic() < begin + 20  # an env that is still being built is not waited for
+
+
+@pytest.mark.filterwarnings("ignore:.*task")
+def test_what_has_begun_before_a_time_limit_counts_whatever_happens_to_its_env(tmp_path):
+    def policy(observations, env_ids):
+        time.sleep(0.02)
+        return act(observations, env_ids)
+
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    suite = {"a": partial(DiesLate, marks, time.monotonic() + 1.5)}
+    result = evaluate(suite, policy, 40, seeds=0, max_envs=2, time_limit=1.0)
+    assert len(list(marks.iterdir())) == 1  # the env has died once, after the limit
+    expected = [row[:4] for row in one_after_the_other(lengthened(60), range(len(result["a"])))]
+    assert rows(result["a"]) == expected
+    assert result["a"].repeats == 1 and 1 <= len(expected) < 40
 
 
 def test_an_env_that_fails_as_it_closes():
@@ -1030,6 +1041,6 @@ class Percent(Walk):
 @pytest.mark.filterwarnings("ignore:.*50%")
 def test_what_envs_raise_is_no_format():
     result = evaluate({"50%": Percent, "good": Walk}, act, 2, seeds=1, retries=1)
-    assert len(result["good"]) == 2 and "5%, and 100% of" in result["50%"].failed[0]
+    assert len(result["good"]) == 2 and "5%, and 100% of" in result["50%"].failed[0][1]
     with pytest.warns(UserWarning, match="no episode's last info has '%d'"):
         evaluate({"50%": Walk}, act, 2, seeds=1, info_keys=["%d"])

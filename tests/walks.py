@@ -175,19 +175,6 @@ class SlowToBuild(Walk):
         time.sleep(1000)
 
 
-class Single(Walk):
-    """Cannot be built while there is another one."""
-
-    def __init__(self, file):
-        super().__init__()
-        self.file = open(file, "w")
-        fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def step(self, action):
-        time.sleep(0.05)
-        return super().step(action)
-
-
 class FailsToClose(Walk):
     def close(self):
         raise ValueError("never mind")
@@ -251,3 +238,21 @@ class Alone(Slow):
     def __init__(self, folder, seconds=0.02):
         super().__init__(seconds)
         take_alone(folder, "alone")
+
+
+class DiesLate(Longer):
+    """Dies once, in its first step after a moment; its episodes are long."""
+
+    def __init__(self, folder, moment):
+        super().__init__(60)
+        self.folder, self.moment = Path(folder), moment
+
+    def step(self, action):
+        if time.monotonic() > self.moment:
+            try:
+                (self.folder / "died").touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)

@@ -51,8 +51,9 @@ class TaskPlan:
         waiting: Those that no env plays, in order.
         start_s: How long its envs have taken to start, on average; None: none has.
         episode_s: How long its episodes have taken, on average; None: none is over.
-        failures: How many of its envs could not be built, since one could.
-        failure: Why no more of its envs are built; "": nothing speaks against it.
+        alone: Whether at most one env of it may run: others could not be built beside it.
+        failures: How many envs in a row could not be built, with none of its others there.
+        failure: Why it is given up; "": it is not.
     """
 
     task: Task
@@ -61,6 +62,7 @@ class TaskPlan:
     waiting: deque[Episode] = field(default_factory=deque)
     start_s: float | None = None
     episode_s: float | None = None
+    alone: bool = False
     failures: int = 0
     failure: str = ""
 
@@ -69,6 +71,12 @@ class TaskPlan:
         self.waiting.extend(episode for episode in self.episodes if not episode.settled)
         known = [episode.seconds for episode in self.episodes if episode.finished]
         self.episode_s = sum(known) / len(known) if known else None
+
+    def num_due(self, late: bool) -> int:
+        """How many episodes may begin; late: only those that had begun before."""
+        if late:
+            return sum(bool(each.steps or each.repeats) for each in self.waiting)
+        return len(self.waiting)
 
     def learn(self, episode: Episode) -> None:
         """Takes the time of an episode that is over into account."""
@@ -301,6 +309,7 @@ class SuitePlayer:
         self._ending: list[TaskEnv] = []
         self._groups: list[Group] = []
         self._looked = 0.0
+        self._late = False  # whether only episodes that had begun may begin
         self._changed = True  # whether there may be an env to start
         self._too_large: set[str] = set()  # tasks of which one env alone exceeds a budget
         if takes(policy, None, None, task=None):
@@ -329,18 +338,19 @@ class SuitePlayer:
             if now >= deadline:
                 return
             self._look(now)
-            if self._changed and now < last_start:
+            self._late = now >= last_start
+            if self._late:
+                for env in self._running():
+                    if env.group is None and not env.plan.num_due(late=True):
+                        self._part_with(env, at_once=True)
+            if self._changed:
                 self._changed = False
                 self._start_envs()
-            if now >= last_start:  # what is not built yet has nothing to play any more
-                for env in self._running():
-                    if env.group is None:
-                        self._part_with(env, at_once=True)
-            rows = self._take(now < last_start)
+            rows = self._take()
             if rows:
                 self._ask_policy(rows)
                 waited = time.monotonic()
-            elif not any(self._running()) and not self._ending and not self._due(now < last_start):
+            elif not (self._running() or self._ending or self._is_due()):
                 return
             else:
                 nap = _NAP_SHARE * (now - waited)
@@ -349,8 +359,8 @@ class SuitePlayer:
     def _running(self) -> list[TaskEnv]:
         return [env for env in self._envs if env is not None]
 
-    def _due(self, may_begin: bool) -> bool:
-        return may_begin and any(plan.waiting and not plan.failure for plan in self.plans)
+    def _is_due(self) -> bool:
+        return any(plan.num_due(self._late) and not plan.failure for plan in self.plans)
 
     def _look(self, now: float) -> None:
         """Sees to envs that have started, or ended, and to their memory."""
@@ -426,7 +436,7 @@ class SuitePlayer:
         due = [
             plan
             for plan in self.plans
-            if len(plan.waiting) > starting[id(plan)] and not plan.failure
+            if plan.num_due(self._late) > starting[id(plan)] and not plan.failure
         ]
         fresh = [plan for plan in due if not envs[id(plan)]]
         if fresh:
@@ -440,6 +450,8 @@ class SuitePlayer:
 
     def _pays(self, plan: TaskPlan, envs: int, starting: int, share: int) -> bool:
         """Whether one more env of a task would have an episode to play once it has started."""
+        if plan.alone:
+            return False
         left = len(plan.waiting) - starting
         if plan.episode_s is None or plan.start_s is None:  # as many for each task
             return envs < share
@@ -470,13 +482,8 @@ class SuitePlayer:
 
     @property
     def given_up(self) -> dict[str, str]:
-        """The tasks that no env plays, or will, and why."""
-        played = {id(env.plan) for env in self._running()}
-        return {
-            plan.task.name: plan.failure
-            for plan in self.plans
-            if plan.failure and id(plan) not in played
-        }
+        """The tasks that are given up, and why."""
+        return {plan.task.name: plan.failure for plan in self.plans if plan.failure}
 
     def _known(self, name: str) -> list[float]:
         """What is known of a duration, of any task."""
@@ -485,14 +492,14 @@ class SuitePlayer:
 
     # ---- playing -----------------------------------------------------------------------------
 
-    def _take(self, may_begin: bool) -> list[tuple[TaskEnv, Any, bool]]:
+    def _take(self) -> list[tuple[TaskEnv, Any, bool]]:
         """Takes what envs have answered: those that wait for an action, and observations."""
         rows = []
         for env in self._running():
             if env.group is None:
                 continue
             if env.episode is None:
-                self._begin_or_end(env, may_begin)
+                self._begin_or_end(env)
                 continue
             try:
                 if not env.exchange.wait_for(1, 0.0):
@@ -519,16 +526,16 @@ class SuitePlayer:
                 episode.info = {key: plain(info[key]) for key in self._keys if key in info}
                 episode.finished = True
                 self._end_episode(env, episode)
-                self._begin_or_end(env, may_begin)
+                self._begin_or_end(env)
         return rows
 
-    def _begin_or_end(self, env: TaskEnv, may_begin: bool) -> None:
+    def _begin_or_end(self, env: TaskEnv) -> None:
         """Has an env begin the next episode of its task; ends it if there is none."""
         plan = env.plan
-        if not plan.waiting or not may_begin:
+        if not plan.num_due(self._late):
             self._part_with(env, at_once=False)
             return
-        episode = plan.waiting.popleft()
+        episode = plan.waiting.popleft()  # those that were interrupted come first
         options = copy.deepcopy(episode.options)
         if self._recording:
             options = {EPISODE: episode.number, "": options}
@@ -580,16 +587,15 @@ class SuitePlayer:
     def _not_built(self, env: TaskEnv, error: BaseException) -> None:
         """Takes note of an env that could not be built."""
         plan = env.plan
-        reason = f"{type(error).__name__}: {error}"
-        plan.failures += 1
+        reason = getattr(error, "summary", "") or f"{type(error).__name__}: {error}"
         self._part_with(env, at_once=True)
+        plan.alone = True
+        plan.failures += not any(other.plan is plan for other in self._running())
         if plan.failures <= self._retries:
             logger.warn("%s", f"an env of task {plan.task.name!r} could not be built: {reason}")
             return
-        plan.failure = reason  # envs of it that run may go on
-        logger.warn(
-            "%s", f"no more envs of task {plan.task.name!r} are built, since it fails: {reason}"
-        )
+        plan.failure = reason
+        logger.warn("%s", f"task {plan.task.name!r} is given up, it cannot be built: {reason}")
 
     def _look_at_memory(self) -> None:
         """Ends the youngest env where all together need more memory than they may."""

@@ -178,16 +178,12 @@ def evaluate_suite(
     for key in how.keys[1:]:
         played = [each for each in found.values() if len(each)]
         if played and not any(key in each.infos for each in played):
-            logger.warn(f"no episode's last info has {key!r}")
+            logger.warn("%s", f"no episode's last info has {key!r}")
     failures = {  # another env of the task may have played everything
         plan.task.name: plan.failure
         for plan in plans
         if plan.failure and not all(episode.settled for episode in plan.episodes)
     }
-            logger.warn("%s", f"no episode's last info has {key!r}")
-    for plan in plans:
-        if all(episode.settled for episode in plan.episodes):  # fewer envs were enough
-            plan.failure = ""
     if is_suite(envs):
         return SuiteEvaluation(tuple(tasks), found, failures, time.monotonic() - begin)
     (plan,) = plans
