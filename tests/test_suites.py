@@ -43,7 +43,7 @@ import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, SuiteEvaluation, Task, evaluate
 from shmvec._processes.supervisor import Supervisor
 from shmvec.evaluation.episodes import Episode
-from shmvec.evaluation.memory import Budget, parsed_bytes, resident_bytes
+from shmvec.evaluation.memory import Budget, Resident, parsed_bytes
 from shmvec.evaluation.record import plain
 from shmvec.evaluation.statistics import interquartile_mean
 from shmvec.evaluation.suite import TaskPlan
@@ -597,9 +597,13 @@ def test_memory_of_a_process_counts_those_below():
         stdout=subprocess.PIPE,
     )
     program.stdout.readline()
-    before = resident_bytes(os.getpid())
+    measure = Resident()
+    before = measure(os.getpid())
+    assert abs(measure(os.getpid()) - before) < 10 << 20  # by what is cheaper to read
+    mine = np.ones(1 << 17)  # one MiB
+    assert 0 <= measure(os.getpid()) - before < 11 << 20
     program.communicate(b"\n")
-    assert 70 << 20 < before - resident_bytes(os.getpid()) < 200 << 20
+    assert 70 << 20 < before + mine.nbytes - measure(os.getpid()) < 200 << 20
 
 
 def test_a_gpus_memory(monkeypatch):

@@ -9,11 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Budget", "gpu_bytes", "parsed_bytes", "resident_bytes"]
+__all__ = ["Budget", "Resident", "gpu_bytes", "parsed_bytes"]
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     f"{unit}IB": 1 << 10 * power for power, unit in enumerate("KMGT", 1)
 }
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*")
 
 
@@ -36,9 +37,41 @@ def parsed_bytes(name: str, size: int | float | str) -> int:
     return int(size)
 
 
-def resident_bytes(pid: int) -> int:
-    """The memory of a process and all below it; what processes share counts in equal parts."""
-    return sum(map(_of_process, _family(pid)))
+class Resident:
+    """Measures the memory of processes; what they share counts in equal parts."""
+
+    def __init__(self) -> None:
+        """Nothing is known of any process yet."""
+        self._known: dict[int, tuple[int, int]] = {}  # by process: pages then, and bytes
+
+    def __call__(self, pid: int) -> int:
+        """The bytes of a process and all below it."""
+        return sum(map(self._of, _family(pid)))
+
+    def _of(self, pid: int) -> int:
+        """The bytes of one process; 0: it has ended.
+
+        To ask for its part of what is shared takes some ms, so that is done again only once the
+        process has grown or shrunk by a tenth; meanwhile all changes count as its own.
+        """
+        with suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{pid}/statm", "rb") as file:
+                pages = int(file.read().split()[1])
+            then, size = self._known.get(pid, (0, 0))
+            if abs(pages - then) > then // 10:
+                then, size = self._known[pid] = pages, _proportional(pid)
+            return size + (pages - then) * _PAGE
+        return 0
+
+
+def _proportional(pid: int) -> int:
+    """The bytes of a process, with its part of what it shares with others."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith(b"Pss:"))
+    except (FileNotFoundError, StopIteration):  # a kernel without that file
+        text = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
+        return next(1024 * int(each.split()[1]) for each in text.splitlines() if "RssAnon" in each)
 
 
 def _family(pid: int) -> list[int]:
@@ -50,19 +83,6 @@ def _family(pid: int) -> list[int]:
                 with suppress(OSError), open(f"/proc/{each}/task/{thread}/children") as file:
                     found += map(int, file.read().split())
     return found
-
-
-def _of_process(pid: int) -> int:
-    with suppress(OSError, ValueError, IndexError):  # it has ended
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            for line in file:
-                if line.startswith(b"Pss:"):
-                    return 1024 * int(line.split()[1])
-    with suppress(OSError, ValueError, IndexError):  # a kernel without that file
-        for text in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
-            if text.startswith("RssAnon:"):
-                return 1024 * int(text.split()[1])
-    return 0
 
 
 def gpu_bytes() -> Callable[[int], int]:

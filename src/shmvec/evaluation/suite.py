@@ -34,8 +34,8 @@ __all__ = ["SuitePlayer", "TaskPlan"]
 _CLOSE_S = 5.0  # for an env to close
 _LIMIT_S = 600.0  # for a step, a reset, and for an env to be built, unless other limits are given
 _LOOK_S = 0.2  # between two looks at memory
-# How long a wait sleeps until it looks again: a share of how long it has waited, within limits.
-_NAP_SHARE, _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.1, 100e-6, 2e-3
+# After how long a wait looks at all envs again: a share of how long it has waited, within limits.
+_NAP_SHARE, _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.25, 200e-6, 5e-3
 _AGAIN_S = 0.05  # until a start is told once more to end
 _ALONE = np.zeros(1, np.intp)  # the only env of an exchange
 
@@ -94,6 +94,7 @@ class TaskEnv:
         exchange: The exchange that steps it.
         episode: The episode that it plays; None: none.
         resets: Whether it was asked to reset, and not to step.
+        asked: When it was, by the monotonic clock.
         group: Which envs it shares batches with; None: it has not started.
         born: When it was begun to start, by the monotonic clock.
         begun: When its start was begun, or its episode.
@@ -107,7 +108,7 @@ class TaskEnv:
         self.episode: Episode | None = None
         self.resets = False
         self.group: Group | None = None
-        self.born = self.begun = time.monotonic()
+        self.born = self.begun = self.asked = time.monotonic()
         self.error: BaseException | None = None
         self.exchange = Exchange.__new__(Exchange)
         self._options = options
@@ -147,7 +148,7 @@ class TaskEnv:
 
     def _ask(self, ask: Callable[[], None], resets: bool) -> None:
         ask()
-        self.resets = resets
+        self.resets, self.asked = resets, time.monotonic()
 
     def end(self, at_once: bool) -> None:
         """Begins to end it, whatever it does; ``busy`` says until when."""
@@ -354,7 +355,7 @@ class SuitePlayer:
                 return
             else:
                 nap = _NAP_SHARE * (now - waited)
-                time.sleep(min(max(nap, _SHORTEST_NAP_S), _LONGEST_NAP_S))
+                self._wait(min(max(nap, _SHORTEST_NAP_S), _LONGEST_NAP_S))
 
     def _running(self) -> list[TaskEnv]:
         return [env for env in self._envs if env is not None]
@@ -501,13 +502,9 @@ class SuitePlayer:
             if env.episode is None:
                 self._begin_or_end(env)
                 continue
-            try:
-                if not env.exchange.wait_for(1, 0.0):
-                    continue
-                answers = env.exchange.take(count=1, least=1, timeout=0.0)
-            except (EnvTimeoutError, RuntimeError) as error:  # a crash is a RuntimeError
-                self._lost(env, getattr(error, "summary", "") or str(error))
+            if not self._has_answered(env, 0.0):
                 continue
+            answers = env.exchange.take(count=1)
             if answers.failures:
                 self._lost(env, _reason(answers.failures[0]))
             elif env.resets:
@@ -528,6 +525,22 @@ class SuitePlayer:
                 self._end_episode(env, episode)
                 self._begin_or_end(env)
         return rows
+
+    def _wait(self, seconds: float) -> None:
+        """Waits; less if the env answers that was asked first, which is the likeliest to."""
+        asked = [env for env in self._running() if env.episode is not None]
+        if asked:
+            self._has_answered(min(asked, key=lambda env: env.asked), seconds)
+        else:
+            time.sleep(seconds)
+
+    def _has_answered(self, env: TaskEnv, timeout: float) -> bool:
+        """Whether an env that was asked has answered; if it cannot any more, it is ended."""
+        try:
+            return env.exchange.wait_for(1, timeout) > 0
+        except (EnvTimeoutError, RuntimeError) as error:  # a crash is a RuntimeError
+            self._lost(env, getattr(error, "summary", "") or str(error))
+            return False
 
     def _begin_or_end(self, env: TaskEnv) -> None:
         """Has an env begin the next episode of its task; ends it if there is none."""

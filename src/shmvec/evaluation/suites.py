@@ -20,7 +20,7 @@ from shmvec._cores import usable_cores
 from shmvec._hints import takes
 from shmvec._policy import check_policy
 from shmvec.evaluation.episodes import Episode, recorded
-from shmvec.evaluation.memory import Budget, gpu_bytes, parsed_bytes, resident_bytes
+from shmvec.evaluation.memory import Budget, Resident, gpu_bytes, parsed_bytes
 from shmvec.evaluation.progress import reporter
 from shmvec.evaluation.record import Record, RecordError
 from shmvec.evaluation.results import Evaluation
@@ -90,7 +90,7 @@ class How:
             raise ValueError(f"retries must not be negative, got {self.retries}")
         budgets = []
         if self.memory is not None:
-            budgets.append(Budget("memory", parsed_bytes("memory", self.memory), resident_bytes))
+            budgets.append(Budget("memory", parsed_bytes("memory", self.memory), Resident()))
         if self.gpu_memory is not None:
             limit = parsed_bytes("gpu_memory", self.gpu_memory)
             budgets.append(Budget("gpu_memory", limit, gpu_bytes()))
