@@ -22,8 +22,8 @@ from gymnasium.vector.async_vector_env import _async_worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from short_walks import Deadly, Walk, act, one_after_the_other, rows
 from tables import crossed, deep
-from walks import Deadly, Walk, act, one_after_the_other, rows
 
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, evaluate

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from walks import Walk
+from short_walks import Walk
 
 from shmvec import evaluate
 

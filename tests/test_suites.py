@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from walks import (
+from short_walks import (
     Alone,
     Broken,
     DiesLate,
@@ -361,7 +361,7 @@ def test_two_at_once_do_not_share_a_record(tmp_path):
 KILLED = """
 import sys
 sys.path.insert(0, {tests!r})
-from walks import Walk, Wide, act, lengthened
+from short_walks import Walk, Wide, act, lengthened
 import shmvec, time
 
 def slow(observations, env_ids):

@@ -6,7 +6,18 @@ from functools import partial
 
 import pytest
 import unplugged
-from walks import Alone, Broken, Dying, Slow, Walk, Wide, act, lengthened, one_after_the_other, rows
+from short_walks import (
+    Alone,
+    Broken,
+    Dying,
+    Slow,
+    Walk,
+    Wide,
+    act,
+    lengthened,
+    one_after_the_other,
+    rows,
+)
 
 import shmvec
 from shmvec.cluster.crew import LocalCrew, LocalMember, Lost, Node

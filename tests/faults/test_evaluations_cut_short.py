@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError
 from scripts import succeeds
+from short_walks import Walk, act, one_after_the_other, rows
 from tables import deep
-from walks import Walk, act, one_after_the_other, rows
 
 import shmvec
 from shmvec import ShmVectorEnv, evaluate
@@ -174,7 +174,7 @@ def test_a_time_limit_holds_for_closing_too():
 OURS = """
     import os, sys
     from echoing import Moments
-    from walks import Walk, act
+    from short_walks import Walk, act
     from shmvec import ShmVectorEnv, evaluate
 
     class Ours(Moments):
