@@ -100,7 +100,7 @@ def evaluate(
             :class:`shmvec.ShmVectorEnv`, which is not closed, and whose envs must be reset before
             they are used again. Answers that an earlier, interrupted call has left are waited for
             first. A suite is a dict, from names to such texts or functions or :class:`shmvec.Task`;
-            a list of ids; or a pattern for ids, as "ALE/*-v5".
+            a list of ids; or a pattern for ids, as ``ALE/*-v5``.
         policy: ``policy(observations, env_ids)`` returns an action for each observation, batched
             as ``action_space`` says. ``env_ids``, int64 ``(n,)``, says where they come from. If it
             has a method ``reset(env_ids)``, that is called before it is asked about the first
