@@ -18,7 +18,7 @@ from shmvec.evaluation.statistics import (
     standard_error,
 )
 
-__all__ = ["SUCCESS", "Evaluation", "evaluation_of"]
+__all__ = ["SUCCESS", "Evaluation", "data_frame", "evaluation_of"]
 
 SUCCESS = "is_success"
 _SAMPLES = 1000  # resamples for the intervals in a table: enough for two digits, and fast
@@ -144,11 +144,7 @@ class Evaluation:
         Raises:
             ImportError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_pandas() needs pandas: pip install pandas") from error
-        return pandas.DataFrame(self.columns())
+        return data_frame(self.columns())
 
     def __str__(self) -> str:
         """The results as a table."""
@@ -173,6 +169,19 @@ class Evaluation:
             if self.success_key in self.infos:
                 lines += [f"| success | {self.success_text} | | | | |"]
         return "\n".join(lines)
+
+
+def data_frame(columns: dict[str, npt.NDArray[Any]]) -> Any:
+    """Columns as a DataFrame.
+
+    Raises:
+        ImportError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("to_pandas() needs pandas: pip install pandas") from error
+    return pandas.DataFrame(columns)
 
 
 def evaluation_of(

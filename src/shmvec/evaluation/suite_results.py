@@ -267,11 +267,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         Raises:
             ImportError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_pandas() needs pandas: pip install pandas") from error
-        return pandas.DataFrame(self.columns())
+        return data_frame(self.columns())
 
     def __str__(self) -> str:
         """The results as a table, a row for each task."""
