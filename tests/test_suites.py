@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 from functools import partial
 from pathlib import Path
 
@@ -769,6 +770,17 @@ def test_a_return_that_is_no_number_is_not_cut_off():
     for values in ([np.nan, 1.0, 2.0, 3.0], [1.0] * 9 + [np.nan]):
         assert np.isnan(interquartile_mean(np.array(values)))
     assert interquartile_mean(np.array([-np.inf, 1.0, 3.0, np.inf])) == 2.0
+
+
+def test_a_data_frame(monkeypatch):
+    result = evaluate({"a": Walk, "b": Walk}, act, 2, seeds=1)
+    frames = types.SimpleNamespace(DataFrame=lambda columns: ("frame", columns))
+    monkeypatch.setitem(sys.modules, "pandas", frames)
+    kind, columns = result.to_pandas()
+    assert kind == "frame" and columns["task"].tolist() == ["a", "a", "b", "b"]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        result.to_pandas()
 
 
 def test_intervals_are_those_of_rliable():

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shmvec.evaluation.episodes import Episode
 from shmvec.evaluation.record import read_lines, recorded_episodes
-from shmvec.evaluation.results import Evaluation, evaluation_of
+from shmvec.evaluation.results import Evaluation, data_frame, evaluation_of
 from shmvec.evaluation.statistics import Values, of_groups, stratified_interval
 from shmvec.evaluation.tasks import Task
 
