@@ -24,6 +24,13 @@ from shmvec.cluster.crew import LocalCrew, LocalMember, Lost, Node
 from shmvec.cluster.evaluation import Player
 
 
+class Two(LocalCrew):
+    """Two nodes with room."""
+
+    def nodes(self):
+        return [Node(name, name, 1.0, 0.0) for name in "ab"]
+
+
 def balance(observations, env_ids):
     return (observations[:, 2] > 0).astype(int)
 
@@ -50,27 +57,19 @@ def test_a_player_that_is_lost_is_started_again_a_few_times(monkeypatch):
 
 
 def test_a_node_without_room_is_not_waited_for_at_the_end(monkeypatch):
-    class Nodes(LocalCrew):
-        def nodes(self):
-            return [Node(name, name, 1.0, 0.0) for name in "ab"]
-
     finished, finish = [], LocalMember.finish
 
     def finishes(member, asked):
         finished.append(member.where())
         return finish(member, asked)
 
-    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Nodes())
+    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Two())
     monkeypatch.setattr(LocalMember, "finish", finishes)  # the second one has not started
     assert shmvec.evaluate("CartPole-v1", balance, 1, num_envs=1, cluster=True).steps > 0
     assert len(finished) == 1
 
 
 def test_a_suite_on_nodes_has_the_same_numbers(monkeypatch, tmp_path):
-    class Two(LocalCrew):
-        def nodes(self):
-            return [Node(name, name, 1.0, 0.0) for name in "ab"]
-
     monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Two())
     suite = {"a": Walk, "b": lengthened(9), "wide": Wide}
     here = shmvec.evaluate(suite, act, 9, seeds=3)
@@ -95,10 +94,6 @@ def test_a_task_that_fails_on_nodes_is_given_up(monkeypatch):
 
 def test_a_node_that_is_lost_costs_a_suite_what_it_had_under_way(monkeypatch, tmp_path):
     """What it has returned is not played again."""
-
-    class Two(LocalCrew):
-        def nodes(self):
-            return [Node(name, name, 1.0, 0.0) for name in "ab"]
 
     calls, play = [], Player.play
 
@@ -156,10 +151,6 @@ def test_repeats_of_lost_nodes_count_once_and_are_no_faults(monkeypatch, tmp_pat
 
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_a_task_of_which_a_node_can_build_only_one_env(monkeypatch, tmp_path):
-    class Two(LocalCrew):
-        def nodes(self):
-            return [Node(name, name, 1.0, 0.0) for name in "ab"]
-
     monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Two())
     suite = {"a": partial(Alone, tmp_path), "b": partial(Slow, 0.02)}
     result = shmvec.evaluate(suite, act, 20, seeds=3, cluster=True, max_envs=2)

@@ -20,7 +20,7 @@ from shmvec._cores import usable_cores
 from shmvec._hints import refuse_unknown
 from shmvec._options import OPTIONS, AtMost, with_faults
 from shmvec._policy import Policy, check_policy
-from shmvec.evaluation.episodes import EPISODE, Episode, EpisodePlayer, recorded
+from shmvec.evaluation.episodes import EPISODE, Episode, EpisodePlayer, drawn_seeds, recorded
 from shmvec.evaluation.progress import reporter
 from shmvec.evaluation.results import SUCCESS, Evaluation, evaluation_of
 from shmvec.evaluation.suite_results import SuiteEvaluation
@@ -38,7 +38,6 @@ Envs: TypeAlias = (
 )
 
 _CLOSE_S = 5.0  # for envs to close that may be in the middle of a step
-_SEEDS = 2**31  # as many as all generators take
 
 
 # A text is an id here, of one env: that it may be a pattern for several no type says.
@@ -367,7 +366,7 @@ def _on_nodes(
 
 def _episodes(count: int, seeds: Any, options: Any) -> list[Episode]:
     if seeds is None:
-        numbers = np.random.default_rng().integers(_SEEDS, size=count).tolist()
+        numbers = drawn_seeds(count)
     elif isinstance(seeds, Sequence) or (isinstance(seeds, np.ndarray) and seeds.ndim):
         numbers = [_seed(seed) for seed in seeds]
         if len(numbers) != count:

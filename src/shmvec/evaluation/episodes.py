@@ -20,7 +20,10 @@ from gymnasium.wrappers import RecordVideo
 from shmvec._policy import Policy, PolicyCaller
 from shmvec.exchange import Answers, Exchange
 
-__all__ = ["EPISODE", "Episode", "EpisodePlayer", "Recorder", "recorded"]
+__all__ = ["EPISODE", "Episode", "EpisodePlayer", "Recorder", "drawn_seeds", "recorded"]
+
+
+_SEEDS = 2**31  # as many as all generators take
 
 
 @dataclass(slots=True)
@@ -66,6 +69,12 @@ class Episode:
         """Has it begin anew."""
         self.repeats += 1
         self.return_, self.length = 0.0, 0
+
+
+def drawn_seeds(count: int, base: int | None = None) -> list[int]:
+    """Seeds that follow from a number; None: from the system's entropy."""
+    numbers: list[int] = np.random.default_rng(base).integers(_SEEDS, size=count).tolist()
+    return numbers
 
 
 class EpisodePlayer:

@@ -71,7 +71,8 @@ def _proportional(pid: int) -> int:
             return next(1024 * int(line.split()[1]) for line in file if line.startswith(b"Pss:"))
     except (FileNotFoundError, StopIteration):  # a kernel without that file
         text = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
-        return next(1024 * int(each.split()[1]) for each in text.splitlines() if "RssAnon" in each)
+        sizes = [1024 * int(each.split()[1]) for each in text.splitlines() if "RssAnon" in each]
+        return sum(sizes)
 
 
 def _family(pid: int) -> list[int]:

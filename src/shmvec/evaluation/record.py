@@ -104,15 +104,15 @@ class Record:
                     f"{known.get(key)}, and not {value}. Give this evaluation another record."
                 )
 
-    def fill(self, episode: Episode) -> bool:
-        """Fills in what is recorded of an episode; whether there is anything.
+    def fill(self, episode: Episode) -> None:
+        """Fills in what is recorded of an episode, if anything is.
 
         Raises:
             ValueError: What is recorded was played from another seed, or with other options.
         """
         line = self._episodes.get((episode.task, episode.number))
         if line is None:
-            return False
+            return
         options = plain(episode.options)
         if line["seed"] != episode.seed or _text(line.get("options")) != _text(options):
             raise RecordError(
@@ -121,7 +121,6 @@ class Record:
                 f"and {options}. Give this evaluation another record."
             )
         _fill(episode, line)
-        return True
 
     def add(self, episode: Episode) -> None:
         """Appends an episode that has ended, or counts as failed."""

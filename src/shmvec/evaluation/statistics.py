@@ -80,43 +80,8 @@ def confidence_interval(
     Raises:
         ValueError: There is no such statistic, or the level is not between 0 and 1.
     """
-    _check(statistic, level, samples)
-    if not len(values):
-        return float("nan"), float("nan")
-    each = STATISTICS[statistic]
-    random = np.random.default_rng(seed)
-    return _middle(_resampled(values, each, samples, random), level)
-
-
-def _check(statistic: str, level: float, samples: int) -> None:
-    if statistic not in STATISTICS:
-        raise ValueError(f"statistic must be one of {', '.join(STATISTICS)}, got {statistic!r}")
-    if not 0 < level < 1 or samples < 1:
-        raise ValueError(
-            f"level must lie between 0 and 1, and samples be positive, got {level} and {samples}"
-        )
-
-
-def _middle(found: Values, level: float) -> tuple[float, float]:
-    """The ends of the middle part of resampled statistics."""
-    with np.errstate(invalid="ignore"):
-        low, high = np.percentile(found, (50 * (1 - level), 50 * (1 + level)))
-    return float(low), float(high)
-
-
-def _resampled(
-    values: Values,
-    each: Callable[[Values], Values],
-    samples: int,
-    random: np.random.Generator,
-) -> Values:
-    found = np.empty(samples)
-    some = max(1, _AT_ONCE // len(values))
-    for begin in range(0, samples, some):
-        end = min(samples, begin + some)
-        drawn = random.integers(len(values), size=(end - begin, len(values)))
-        found[begin:end] = each(values[drawn])
-    return found
+    groups = [values] if len(values) else []
+    return stratified_interval(groups, statistic, level, samples, seed)
 
 
 def of_groups(groups: Sequence[Values], statistic: str) -> float:
@@ -157,7 +122,12 @@ def stratified_interval(
     Raises:
         ValueError: As :func:`confidence_interval`.
     """
-    _check(statistic, level, samples)
+    if statistic not in STATISTICS:
+        raise ValueError(f"statistic must be one of {', '.join(STATISTICS)}, got {statistic!r}")
+    if not 0 < level < 1 or samples < 1:
+        raise ValueError(
+            f"level must lie between 0 and 1, and samples be positive, got {level} and {samples}"
+        )
     if not groups:
         return float("nan"), float("nan")
     random = np.random.default_rng(seed)
@@ -169,4 +139,6 @@ def stratified_interval(
             group[random.integers(len(group), size=(end - begin, len(group)))] for group in groups
         ]
         found[begin:end] = _over_groups(drawn, statistic)
-    return _middle(found, level)
+    with np.errstate(invalid="ignore"):
+        low, high = np.percentile(found, (50 * (1 - level), 50 * (1 + level)))
+    return float(low), float(high)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from threading import Thread
 from typing import Any
 
@@ -26,7 +27,7 @@ from shmvec.evaluation.memory import Budget
 from shmvec.evaluation.record import plain
 from shmvec.evaluation.tasks import EnvFn, Task
 from shmvec.exchange import AutoresetMode, Exchange
-from shmvec.faults import EnvTimeoutError, Failure, FaultPolicy
+from shmvec.faults import EnvTimeoutError, FaultPolicy
 from shmvec.spaces import mapped
 
 __all__ = ["SuitePlayer", "TaskPlan"]
@@ -140,15 +141,13 @@ class TaskEnv:
     def begin(self, episode: Episode, options: Any) -> None:
         """Has it begin an episode."""
         self.episode, self.begun = episode, time.monotonic()
-        self._ask(partial(self.exchange.ask_reset, _ALONE, [episode.seed], [options]), True)
+        self.exchange.ask_reset(_ALONE, [episode.seed], [options])
+        self.resets, self.asked = True, time.monotonic()
 
     def step(self, action: Any) -> None:
         """Has it step with a batch of one action."""
-        self._ask(partial(self.exchange.ask, _ALONE, action), False)
-
-    def _ask(self, ask: Callable[[], None], resets: bool) -> None:
-        ask()
-        self.resets, self.asked = resets, time.monotonic()
+        self.exchange.ask(_ALONE, action)
+        self.resets, self.asked = False, time.monotonic()
 
     def end(self, at_once: bool) -> None:
         """Begins to end it, whatever it does; ``busy`` says until when."""
@@ -205,9 +204,9 @@ class Group:
     def ask(self, numbers: Any, actions: Any) -> None:
         """Has envs step, each with its row of a batch of actions."""
         for row, number in enumerate(numbers.tolist()):
-            action = mapped(self.single_action_space, lambda of: of[row : row + 1], actions)  # noqa: B023
+            its_row = itemgetter(slice(row, row + 1))
             try:
-                self._envs[number].step(action)
+                self._envs[number].step(mapped(self.single_action_space, its_row, actions))
             except RuntimeError as error:  # its worker has died, and with it its exchange
                 self.lost.append((self._envs[number], error))
 
@@ -244,13 +243,11 @@ class SuitePlayer:
     """Plays the episodes of tasks, in envs that it starts and ends.
 
     Attributes:
-        plans: The tasks.
-        batches_of_tasks: Whether a batch may have envs of several tasks.
+        plans: The tasks to play; more may be added.
     """
 
     def __init__(
         self,
-        plans: Sequence[TaskPlan],
         policy: Policy,
         *,
         max_envs: int,
@@ -266,7 +263,6 @@ class SuitePlayer:
         """Prepares to play.
 
         Args:
-            plans: The tasks, and their episodes.
             policy: Chooses actions.
             max_envs: Number of envs, and of processes, at a time.
             budgets: Limits to their memory.
@@ -278,7 +274,7 @@ class SuitePlayer:
             recording: Whether envs are told the numbers of their episodes, to record some.
             vector_options: Options of the exchanges.
         """
-        self.plans = list(plans)
+        self.plans: list[TaskPlan] = []
         self._policy: Any = policy
         self._max_envs = max_envs
         self._budgets = budgets
@@ -506,7 +502,8 @@ class SuitePlayer:
                 continue
             answers = env.exchange.take(count=1)
             if answers.failures:
-                self._lost(env, _reason(answers.failures[0]))
+                failure = answers.failures[0]
+                self._lost(env, f"{failure.operation}() has raised {failure.summary}")
             elif env.resets:
                 rows.append((env, answers.observations, True))
             else:
@@ -539,7 +536,7 @@ class SuitePlayer:
         try:
             return env.exchange.wait_for(1, timeout) > 0
         except (EnvTimeoutError, RuntimeError) as error:  # a crash is a RuntimeError
-            self._lost(env, getattr(error, "summary", "") or str(error))
+            self._lost(env, _reason(error))
             return False
 
     def _begin_or_end(self, env: TaskEnv) -> None:
@@ -576,7 +573,7 @@ class SuitePlayer:
                 begun = [env.number for env, _, resets in batch if resets]
                 group.caller.step(numbers, group.batch([row[1] for row in batch]), None, begun)
                 for env, error in group.lost:
-                    self._lost(env, getattr(error, "summary", "") or str(error))
+                    self._lost(env, _reason(error))
                 group.lost.clear()
 
     # ---- faults ------------------------------------------------------------------------------
@@ -658,5 +655,6 @@ def _with_number(init: Callable[[int], object], number: int, _: int) -> None:
     init(number)
 
 
-def _reason(failure: Failure) -> str:
-    return f"{failure.operation}() has raised {failure.summary}"
+def _reason(error: BaseException) -> str:
+    """Why an env cannot go on: without the advice that is for users of one vector env."""
+    return getattr(error, "summary", "") or str(error)

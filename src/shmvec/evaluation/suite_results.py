@@ -140,10 +140,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
                 if len(values) or not len(each):
                     values = np.append(values, np.zeros(len(each.failed)))
             elif kind == "normalised return":
-                if task.reference is None and len(each):
-                    raise ValueError(f"task {task.name!r} has no reference to normalise returns by")
-                low, high = task.reference or (0.0, 1.0)
-                values = (each.returns - low) / (high - low)
+                values = task.normalised(each.returns) if len(each) else each.returns
             else:
                 raise ValueError(
                     f"score must be 'return', 'success' or 'normalised return', got {score!r}"
@@ -315,12 +312,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         if with_success:
             cells.append(each.success_text)
         if normalised:
-            reference = task.reference
-            cells.append(
-                ""
-                if reference is None
-                else f"{(each.mean - reference[0]) / (reference[1] - reference[0]):.3f}"
-            )
+            cells.append("" if task.reference is None else f"{task.normalised(each.mean):.3f}")
         return cells
 
 
@@ -353,11 +345,12 @@ def _paired(
 ) -> tuple[Values, Values]:
     """The scores of the episodes of a task that two results share, in the same order."""
     found = []
-    reference = next(task.reference for task in one.tasks if task.name == name)
-    low, high = (kind == "normalised return" and reference) or (0.0, 1.0)
+    task = next(task for task in one.tasks if task.name == name)
     for result in (one, other):
         each = result[name]
-        values = each.successes if kind == "success" else (each.returns - low) / (high - low)
+        values = each.successes if kind == "success" else each.returns
+        if kind == "normalised return" and task.reference is not None:
+            values = task.normalised(values)
         by_seed: dict[tuple[int, int], float] = {}
         times: Counter[int] = Counter()  # a seed may be played several times
         for seed, value in zip(each.seeds.tolist(), values.tolist(), strict=True):

@@ -19,7 +19,7 @@ from shmvec._arguments import checked_count, checked_int
 from shmvec._cores import usable_cores
 from shmvec._hints import takes
 from shmvec._policy import check_policy
-from shmvec.evaluation.episodes import Episode, recorded
+from shmvec.evaluation.episodes import Episode, drawn_seeds, recorded
 from shmvec.evaluation.memory import Budget, Resident, gpu_bytes, parsed_bytes
 from shmvec.evaluation.progress import reporter
 from shmvec.evaluation.record import Record, RecordError
@@ -30,7 +30,6 @@ from shmvec.evaluation.tasks import Task, env_fn_of, identity_of, is_suite, task
 
 __all__ = ["How", "evaluate_suite"]
 
-_SEEDS = 2**31  # as many as all generators take
 _SLICE_S = 1.0  # after which a node returns the episodes that are over
 # Options that mean nothing where each env has a process of its own, and retries= rules faults.
 _REFUSED = (
@@ -66,8 +65,15 @@ class How:
     recording: bool
     vector_options: Mapping[str, Any]
 
-    def player(self, plans: Sequence[TaskPlan], policy: Any) -> SuitePlayer:
-        """What plays tasks on this machine, whose cores and GPUs it counts.
+    @property
+    def num_envs(self) -> int:
+        """How many envs run at a time on this machine, whose cores it counts."""
+        if self.max_envs is None:
+            return 2 * usable_cores()
+        return checked_count("max_envs", self.max_envs)
+
+    def player(self, policy: Any) -> SuitePlayer:
+        """What plays tasks on this machine; it has none yet.
 
         Raises:
             ValueError: An argument is out of range.
@@ -81,8 +87,7 @@ class How:
                 f"each env of a suite has a process of its own, without {', '.join(refused)}: "
                 "max_envs= is their number, and retries= says what becomes of faults"
             )
-        most = self.max_envs
-        most = 2 * usable_cores() if most is None else checked_count("max_envs", most)
+        most = self.num_envs
         size = most if self.batch == "ready" else max(1, most // 2)
         if self.batch_size is not None:
             size = checked_count("batch_size", self.batch_size)
@@ -95,7 +100,6 @@ class How:
             limit = parsed_bytes("gpu_memory", self.gpu_memory)
             budgets.append(Budget("gpu_memory", limit, gpu_bytes()))
         return SuitePlayer(
-            plans,
             policy,
             max_envs=most,
             budgets=budgets,
@@ -149,12 +153,12 @@ def evaluate_suite(
         refused = [name for name, value in {**limits, "video_folder": videos[0]}.items() if value]
         if refused:
             raise ValueError(f"on a cluster there is no {' and no '.join(refused)}")
-    how.player([], policy)  # wrong arguments are refused before a record is begun
+    player = how.player(policy)  # wrong arguments are refused before a record is begun
     kept = None if record is None else Record(record)
     try:
         plans = _plans(tasks, pattern, drawn, how.keys, kept, videos)
         every = [episode for plan in plans for episode in plan.episodes]
-        player = how.player(plans, policy)
+        player.plans += plans
         done = sum(episode.settled for episode in every)
         left = player.seconds_left if actor_options is None else _unknown
         report, ended = reporter(progress, len(every), done, left)
@@ -204,15 +208,14 @@ def _plans(
     seeds: list[Any] = [episode.seed for episode in pattern]
     if record is not None:
         if not record.head:
-            base = int(np.random.default_rng().integers(_SEEDS))
-            record.begin({"drawn": base if drawn else None})
+            record.begin({"drawn": drawn_seeds(1)[0] if drawn else None})
         if drawn:  # the same ones when it is resumed
             base = record.head["drawn"]
             if base is None:
                 raise RecordError(
                     f"{record.path} was recorded with seeds=: give the same ones to resume it"
                 )
-            seeds = np.random.default_rng(base).integers(_SEEDS, size=len(seeds)).tolist()
+            seeds = drawn_seeds(len(seeds), base)
     plans = []
     for task in tasks:
         folder, chosen = videos
@@ -296,7 +299,7 @@ class Stage:
         self._plans = {task.name: TaskPlan(task, make, []) for task, make in tasks}
         self._how = how
         self._player: SuitePlayer | None = None
-        self.num_envs = 2 * usable_cores() if how.max_envs is None else how.max_envs
+        self.num_envs = how.num_envs
 
     def play(
         self, policy: Any, orders: Sequence[Episode]
@@ -308,7 +311,8 @@ class Stage:
             orders: Further episodes to play.
         """
         if self._player is None:
-            self._player = self._how.player(list(self._plans.values()), policy)
+            self._player = self._how.player(policy)
+            self._player.plans += self._plans.values()
         for order in orders:
             plan = self._plans[order.task]
             order.repeats = 0  # those on other nodes count there, and not as faults of its env

@@ -68,6 +68,17 @@ class Task:
                 )
             object.__setattr__(self, "reference", (low, high))
 
+    def normalised(self, returns: Any) -> Any:
+        """Returns by the scale of the reference: 0 for its first number, 1 for its second.
+
+        Raises:
+            ValueError: The task has no reference.
+        """
+        if self.reference is None:
+            raise ValueError(f"task {self.name!r} has no reference to normalise returns by")
+        low, high = self.reference
+        return (returns - low) / (high - low)
+
 
 Suite: TypeAlias = "str | Mapping[str, Source | Task] | Sequence[str | EnvSpec | Task]"
 
@@ -123,7 +134,7 @@ def _name(source: Any) -> str:
 
 
 def _matching(pattern: str) -> list[str]:
-    """The ids of Gymnasium's registry that match, the newest version of each if none is named."""
+    """The ids of Gymnasium's registry that match, all versions of them."""
     module, _, pattern = pattern.rpartition(":")
     if module:
         importlib.import_module(module)
