@@ -34,7 +34,6 @@ from typing import Any
 
 import numpy as np
 from keeping import Row, merged, read, write
-from processes import descendants
 from workloads import WORKLOADS, arguments
 
 from shmvec import ShmVectorEnv
@@ -54,10 +53,9 @@ class Ours:
         self, workload: str, num_envs: int, num_workers: int, pin_workers: bool = False
     ) -> None:
         """Starts it."""
-        before = descendants()
         fns = WORKLOADS[workload].fns(num_envs)
         self._envs: Any = ShmVectorEnv(fns, num_workers=num_workers, pin_workers=pin_workers)
-        self._pids = [*(descendants() - before), os.getpid()]
+        self._pids = [*(process.pid for process in self._envs.processes), os.getpid()]
         self._stepper = stepping(lambda: self._envs)
         self.close = self._stepper.close
         self.figures: list[tuple[float, float]] = []  # a turn each: µs a step, switches a batch

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ def test_what_is_not_there_has_a_row_that_says_so(tmp_path):
     assert rows["EnvPool (C++)", ""]["reason"] == "it has no such env"
     row = rows[puffer, "1 workers, batch 2"]
     if importlib.util.find_spec("pufferlib") is None:
-        assert row["reason"] == "No module named 'pufferlib'"
+        # That interpreter may not find Gymnasium either, where a path has all packages.
+        assert re.fullmatch("No module named '(pufferlib|gymnasium)'", row["reason"])
     else:
         assert row["steps_per_s"] > 0
 
