@@ -8,7 +8,8 @@
 
 shares.png: each system's share of the limit against the number of envs, one panel a workload, where
 the parent computes nothing. split.png: where a batch step's time goes, one bar a workload.
-cores.png: each system's share of the limit against the number of cores. learning.png: learning
+cores.png: each system's share of the limit against the number of cores, with the most envs that a
+number of cores was measured with. learning.png: learning
 curves with and without workers being killed. Files of the same kind go
 into one picture; they are of one machine, which the last one names.
 """
@@ -35,7 +36,13 @@ def shares(rows: list[dict[str, Any]], title: str) -> Figure:
 def cores(rows: list[dict[str, Any]], title: str) -> Figure:
     """Share of the limit against the number of cores, of each system's best setting."""
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    envs: dict[tuple[str, int], int] = {}
     for row in rows:
+        where = row["workload"], row["cores"]
+        envs[where] = max(envs.get(where, 0), row["num_envs"])
+    for row in rows:
+        if row["num_envs"] < envs[row["workload"], row["cores"]]:
+            continue
         key = row["workload"], row["system"], row["cores"]
         if row.get("share_of_limit", -1) > best.get(key, {}).get("share_of_limit", -1):
             best[key] = row

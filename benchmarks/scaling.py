@@ -36,7 +36,7 @@ LEAST_S = 5.0  # less is not worth a start
 PATIENCE_S = 20.0  # a command may take as long, whatever its share: it has to start
 BARE = "CartPole-v1", "HalfCheetah-v5", "ALE/Pong-v5"
 WRAPPED = "CartPole-wrapped", "HalfCheetah-wrapped", "Pong-wrapped"
-SYSTEMS = "ShmVectorEnv", "AsyncVectorEnv"
+SYSTEMS = "ShmVectorEnv", "ShmVectorEnv, partial", "AsyncVectorEnv"
 CPP = "EnvPool (C++)", "ALE AtariVectorEnv (C++)"
 PPO = "ours", "async", "rollout", "pipeline", "envpool"
 

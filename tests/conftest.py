@@ -89,6 +89,14 @@ def logs_of_sb3(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session")
+def gpu_in_use():
+    """For tests that use a GPU where there is one: what its driver opens then stays for good."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        torch.cuda.init()
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind():
     # Started on first use, these stay for good; they are not the test's.

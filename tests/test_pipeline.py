@@ -625,7 +625,7 @@ def test_tensors_hold_the_same(kind, mode, batch_and_device, request):
         assert same(infos, expected_infos)
 
 
-def test_policies_of_another_device():
+def test_policies_of_another_device(gpu_in_use):
     torch = pytest.importorskip("torch")
     with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
         envs.reset(seed=0)

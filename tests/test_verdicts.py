@@ -199,6 +199,21 @@ CASES = {
         "num_workers=2",
     ),
     "all cores used": (made([env((1000, 4.5 * MS))] * 4, workers=2, waited=9.5), "env-bound", ""),
+    "many cores, all used, not all alike": (
+        made([env((1000, 0.8 * MS))] * 128, workers=16, waited=9.0, cores=16, cpu_s=6.0),
+        "env-bound",
+        "batch_size=64",
+    ),
+    "the caller would not keep up with batches": (
+        made([env((50_000, 15e-6))] * 128, workers=16, waited=9.0, cores=16, batches=50_000),
+        "env-bound",
+        "",
+    ),
+    "four workers that are always busy": (
+        made([env((1000, 2.1 * MS))] * 16, workers=4, waited=9.0, cores=4),
+        "env-bound",
+        "",
+    ),
     "envs that sleep": (
         made([env((1000, 2 * MS))] * 8, workers=2, waited=9.0, cpu_s=0.1),
         "env-bound",

@@ -483,6 +483,8 @@ _RESETS = 0.5  # time in resets / time in envs
 _FEW_RESETS = 0.25  # the same, where workers wait for each other
 _IDLE = 0.7  # time in envs / time in which workers could have been in them: less is idle
 _TAIL = 8  # the slowest hundredth of steps / the median
+_EVEN = 0.85  # the same as _IDLE, where workers are as even as cores that others share allow
+_TAKEN_S = 2e-6  # what an env costs the caller, in batches of some
 _OWN_S = 30e-6  # time a batch of a call of step itself, and of the loop around it
 _SMALL_S = 20e-6  # work of a request that is not worth a worker
 _HANGS_S = 10.0  # an operation hangs from so many seconds,
@@ -551,7 +553,7 @@ def _judged(stats: Stats) -> Verdict:
         or _resets(stats, sum(busy), used)
         or _straggler(stats, busy, used)
         or _too_little(stats, sum(busy), used)
-        or _envs(stats, sum(busy))
+        or _envs(stats, sum(busy), used)
     )
 
 
@@ -738,7 +740,7 @@ def _too_little(stats: Stats, busy: float, used: float) -> Verdict | None:
     )
 
 
-def _envs(stats: Stats, busy: float) -> Verdict:
+def _envs(stats: Stats, busy: float, used: float) -> Verdict:
     """The verdict where the envs themselves limit the speed."""
     most = min(stats.cores, len(stats.envs))
     reason = f"{busy / max(stats.elapsed_s, 1e-9):.2g} workers were in their envs at a time"
@@ -759,6 +761,16 @@ def _envs(stats: Stats, busy: float) -> Verdict:
             "env-bound",
             f"{reason}, most of it asleep",
             f"Envs of a worker can wait at the same time: {advice}",
+            option,
+        )
+    # The more workers, the later the last is, however alike their envs are.
+    late = stats.num_workers > 2 and used < _EVEN and _in_lockstep(stats)
+    if late and stats.step.mean_s > stats.num_workers * _TAKEN_S:
+        how, option = _half(stats)
+        return Verdict(
+            "env-bound",
+            f"{reason}; {1 - used:.0%} of the time workers waited for the last of each batch",
+            f"Do not wait for it: {how}; or make env.step faster",
             option,
         )
     more = "step more envs at a time" if asleep or most < stats.cores else "use more cores"

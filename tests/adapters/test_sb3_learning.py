@@ -42,13 +42,7 @@ NUM_ENVS = 3
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(NUM_ENVS)])
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gpu_in_use():
-    """What the driver opens when SB3 seeds a GPU stays for good: it is not a test's."""
-    if torch.cuda.is_available():
-        torch.cuda.init()
+pytestmark = pytest.mark.usefixtures("gpu_in_use")  # SB3 seeds it
 
 
 def made(env_id, cls=ShmVecEnv, seed=1, num_workers=2, **kwargs):
