@@ -7,8 +7,8 @@
 
 #include <pthread.h>
 
-/* Starts a thread, which blocks all signals; `run` gets NULL.  Returns 0 or an errno; on success the
- * caller joins or detaches it. */
-int sv_thread_start(pthread_t *thread, void *(*run)(void *));
+/* Starts a thread, which blocks all signals; `run` gets the argument.  Returns 0 or an errno; on success
+ * the caller joins or detaches it. */
+int sv_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
 
 #endif

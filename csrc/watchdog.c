@@ -60,7 +60,7 @@ int sv_watchdog_start(int parent_pidfd, uint64_t mark)
         return EBADF;
     watchdog.parent = parent_pidfd;
     watchdog.mark = mark;
-    int error = sv_thread_start(&watchdog.thread, watch);
+    int error = sv_thread_start(&watchdog.thread, watch, NULL);
     if (error == 0)
         watchdog.owner = getpid();
     return error;

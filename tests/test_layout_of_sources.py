@@ -20,7 +20,7 @@ ROOMS = [
     ("_trace", "_named"),
     ("exchange",),
     ("vector_env", "_policy"),
-    ("entry", "evaluation", "pipeline", "planning"),
+    ("entry", "evaluation", "pipeline", "planning", "replay"),
     ("auto", "adapters", "cluster", "_commands"),
     ("__main__", "testing"),
 ]

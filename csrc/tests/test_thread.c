@@ -27,7 +27,7 @@ int main(void)
     sigemptyset(&one);
     sigaddset(&one, SIGUSR2);
     pthread_sigmask(SIG_SETMASK, &one, &before);
-    CHECK(sv_thread_start(&thread, listen_for_signals) == 0);
+    CHECK(sv_thread_start(&thread, listen_for_signals, NULL) == 0);
     pthread_sigmask(SIG_SETMASK, NULL, &after);
     CHECK(sigismember(&after, SIGUSR2) == 1 && sigismember(&after, SIGTERM) == 0);
     CHECK(pthread_join(thread, NULL) == 0);

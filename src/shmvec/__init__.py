@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         WorkerCrashError,
     )
     from shmvec.pipeline import Pipeline
+    from shmvec.replay import Replay
     from shmvec.vector_env import ShmVectorEnv
 
 __version__ = "0.2.0"  # the only place that says so; pyproject.toml reads it here
@@ -30,6 +31,7 @@ __all__ = [
     "FaultPolicy",
     "Pipeline",
     "RemoteTraceback",
+    "Replay",
     "ShmVectorEnv",
     "SuiteEvaluation",
     "Task",
@@ -46,6 +48,7 @@ __all__ = [
 _WHERE = {
     "Evaluation": "shmvec.evaluation",
     "Pipeline": "shmvec.pipeline",
+    "Replay": "shmvec.replay",
     "ShmVectorEnv": "shmvec.vector_env",
     "SuiteEvaluation": "shmvec.evaluation",
     "Task": "shmvec.evaluation",
@@ -65,6 +68,7 @@ _MODULES = {
     "pipeline",
     "planning",
     "rendering",
+    "replay",
     "spaces",
     "states",
     "stats",

@@ -45,6 +45,7 @@ from shmvec._core import (
     Ledger,
     Loan,
     Report,
+    Sampler,
     exclusive,
     whole,
 )
@@ -944,22 +945,49 @@ class Exchange(OwnsProcesses, BatchSteps):
         return self._frames
 
     @whole
-    def share_rollouts(self, descriptor: int, nbytes: int, num_frames: int) -> None:
-        """Hands memory for rollouts to all workers.
+    def share(self, name: str, size: tuple[int, ...] = (), descriptor: int | None = None) -> None:
+        """Hands memory for rollouts or a replay to all workers, and to those that replace them.
+
+        Args:
+            name: "rollouts" or "replay".
+            size: Its bytes, then the sizes of its content.
+            descriptor: Its descriptor. None: workers write there no more.
 
         Raises:
             Exception: As :meth:`take`.
         """
         ledger, workers = self._settled()
         ledger.check(self._everyone)
-        size = nbytes, num_frames
-        packed = dict.fromkeys(range(len(workers.ranges)), workers.pack(("rollouts", size)))
-        workers.kept.put("rollouts", size, descriptor)
-        workers.doing = "rollout"
-        ledger.command(self._everyone, packed, None, [descriptor])
+        packed = dict.fromkeys(range(len(workers.ranges)), workers.pack((name, size)))
+        if descriptor is None:
+            workers.kept.drop(name)
+        else:
+            workers.kept.put(name, size, descriptor)
+        workers.doing = name
+        ledger.command(self._everyone, packed, None, [] if descriptor is None else [descriptor])
         # A worker that died instead of answering has received the memory at its restart.
         rest = self._take_all(ledger, None, arrays=False)[2]
         raise_failures(rest[1] if rest else [])
+
+    # ---- a replay ----------------------------------------------------------------------------
+
+    @property
+    def log(self) -> Sampler | None:
+        """The log of a replay that records these envs; None: there is none."""
+        ledger = self._ledger
+        return None if ledger is None else ledger.log
+
+    def record(self, log: Sampler | None) -> None:
+        """Has a replay's log follow what envs are asked; None: no more."""
+        ledger = self._ledger
+        if ledger is not None:
+            ledger.log = log
+
+    def catch_up(self) -> None:
+        """Has the replay's log accept what was recorded of envs that are not in flight."""
+        ledger = self._ledger
+        if ledger is not None:
+            ledger.catch_up()
 
     # ---- waiting -----------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ _NAMES = {
     "process": "Descriptor buffer_c_lines clock_cost core_rates core_round_trip flush_c "
     "guard_handler is_unhandled mark_process signal_marked start_watchdog stop_watchdog "
     "yield_cost",
+    "replay": "ReplayLog Sampler",
     "segment": "COUNTERS Insight MappedMemory Segment reserve_pages segment_bytes",
     "trace": "TRACE_KINDS Recorder TraceSwitch read_trace trace_bytes",
     "worker": "FAULT_POINTS WorkerLoop die_at end_forks watch_forks",

@@ -555,6 +555,8 @@ class WorkerLoop:
         """Notes that this call has ended."""
     def take_rollouts(self, rollouts: Results | None) -> None:
         """Takes the frames of rollouts, in place of any before; None: there are none."""
+    def take_log(self, log: ReplayLog | None) -> None:
+        """Records the steps of its envs for a replay; None: no more."""
     def record(self, recorder: Recorder | None) -> None:
         """Starts recording a trace; None stops it."""
     def publish_words(self, words: Sequence[str]) -> None:
@@ -699,8 +701,12 @@ TIME_UP: int
 class Ledger:
     """What was asked of each env, and what has come back."""
 
+    def catch_up(self) -> None:
+        """Has the log of a replay accept what was recorded of all envs that are not in flight."""
+
     links: Links
     frames: Frames
+    log: Sampler | None
     num_ready: int
     num_in_flight: int
     incomplete: Sequence[int]
@@ -1041,3 +1047,82 @@ def yield_cost(seconds: float) -> float:
 
 def clock_cost(seconds: float) -> float:
     """Seconds of a reading of the clock, measured for so long."""
+
+# A replay
+
+class ReplayLog:
+    """The records of all envs, in memory that the parent and the workers have."""
+
+    def __init__(
+        self,
+        memory: Buffer,
+        counts: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
+        interrupted: npt.NDArray[np.uint8],
+        kinds: npt.NDArray[np.uint8],
+        rewards: npt.NDArray[np.float64],
+        arrays: tuple[Any, Any],
+        codecs: tuple[Codec, Codec],
+        newest: bool,
+    ) -> None:
+        """Takes what `LogLayout.arrays` has placed.
+
+        Args:
+            memory: The memory of all arrays.
+            counts: Of each env: records committed, records written.
+            interrupted: Of each env: whether what precedes its next step is unknown.
+            kinds: Of each row: what it is.
+            rewards: Of each row.
+            arrays: Of observations and of actions, nested as their spaces are.
+            codecs: Of the same.
+            newest: Whether of an observation, a stack of frames, the last frame is kept.
+        """
+
+class Sampler(ReplayLog):
+    """The parent's side of a log: what can be drawn, and the batch that is being put together."""
+
+    whole: Buffer
+    arrays: tuple[Any, Any]
+    counts: npt.NDArray[np.int64]
+    num_transitions: int
+    largest: float
+    spare: int
+
+    def prepare(
+        self,
+        observations: Sequence[npt.NDArray[Any]],
+        actions: Sequence[npt.NDArray[Any]],
+        reserve: Callable[[int], int],
+        *,
+        n_step: int,
+        discount: float,
+        stack: int,
+        zeros: bool,
+        prioritized: bool,
+        threads: int,
+        spare: int,
+    ) -> None:
+        """Prepares for sampling: replay.pyx says how."""
+    @property
+    def priorities(self) -> npt.NDArray[np.float64]:
+        """The priorities of all rows."""
+    def set_priorities(self, priorities: npt.NDArray[np.float64]) -> None:
+        """Sets the priorities of all rows that hold transitions."""
+    def interrupt(self, env: int) -> None:
+        """Notes that what precedes the next step of an env is unknown."""
+    def draw(self, rng: np.random.Generator, size: int) -> tuple[Any, ...]:
+        """Draws transitions: rewards, discounts, flags, indices, probabilities."""
+    def choose(self, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+        """Likewise, of given transitions."""
+    def update(
+        self, indices: npt.NDArray[np.int64], priorities: npt.NDArray[np.float64]
+    ) -> None:
+        """Sets priorities; transitions that are gone are passed over."""
+    def begin(
+        self,
+        observations: Sequence[npt.NDArray[Any]],
+        after: Sequence[npt.NDArray[Any]],
+        actions: Sequence[npt.NDArray[Any]],
+    ) -> None:
+        """Begins to fill the large arrays of the batch that was drawn last."""
+    def finish(self) -> int:
+        """Waits until the batch is complete, and helps."""

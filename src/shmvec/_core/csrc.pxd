@@ -310,3 +310,13 @@ cdef extern from "segment.h" nogil:
     void *sv_segment_completions(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_infos(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_actions(void *base, const sv_segment *plan, uint32_t worker)
+
+
+cdef extern from "parallel.h" nogil:
+    ctypedef struct sv_parallel:
+        pass
+    ctypedef void (*sv_turn)(void *argument, size_t index) noexcept nogil
+    sv_parallel *sv_parallel_new(uint32_t threads)
+    void sv_parallel_begin(sv_parallel *parallel, sv_turn turn, void *argument, size_t count)
+    void sv_parallel_finish(sv_parallel *parallel)
+    void sv_parallel_free(sv_parallel *parallel)

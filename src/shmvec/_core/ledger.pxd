@@ -5,6 +5,7 @@ from shmvec._core.csrc cimport sv_record
 from shmvec._core.frames cimport Frames
 from shmvec._core.infos cimport Inbox
 from shmvec._core.links cimport Links
+from shmvec._core.replay cimport ReplayLog
 
 
 cdef class Ledger:
@@ -58,6 +59,7 @@ cdef class Ledger:
     cdef readonly object resets   # int64: how often each env was asked to reset
     cdef readonly list asked_with # (seed, options) of each env's last reset of the user's
     cdef readonly list last_seeds # the last seed that each env was given
+    cdef public ReplayLog log     # of a replay; None: there is none
     cdef uint8_t[::1] lost_workers  # whether each worker is dead, without a successor
     cdef int commit(self, const Py_ssize_t[::1] envs, failures) except -1
     cdef int renew(self, uint32_t worker) except -1

@@ -102,10 +102,23 @@ cdef class Ledger:
         self.last_seeds = [None] * self.num_envs
         self.lost_workers = np.zeros(links.num_workers, np.uint8)
 
+    def catch_up(self):
+        """Has the log of a replay accept what was recorded of all envs that are not in flight."""
+        cdef Py_ssize_t env
+        if self.log is not None and not self.lockstep:
+            for env in range(self.num_envs):
+                if self.states[env] == IDLE:
+                    self.log.accept(env)
+
     cdef int renew(self, uint32_t worker) except -1:
         """Begins to read and write a worker's rings of messages from their start."""
         cdef Links links = self.links
+        cdef Py_ssize_t env
         self.inbox.renew(worker)
+        if self.log is not None:  # answers that are there were not lost with the worker
+            for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
+                if self.states[env] in (IDLE, READY):
+                    self.log.accept(env)
         if self.encoders is not None:
             self.encoders[worker] = Encoder(
                 links.segment, worker, links.firsts[worker], links.counts[worker], False)
@@ -204,6 +217,8 @@ cdef class Ledger:
         if self.num_broken > 0:
             self.step(self.everyone, actions, rollout_frame)
             return 0
+        if self.log is not None:
+            self.log.asked(self.everyone)
         self.links.sequence += 1
         sequence = self.links.sequence
         late = self.write_all_actions(actions, sequence, rollout_frame < 0)
@@ -310,6 +325,8 @@ cdef class Ledger:
         cdef Py_ssize_t i
         self.links.enter(SV_TRACE_SEND)
         self.check(envs)
+        if self.log is not None:
+            self.log.asked(envs)
         self.ranging = together or self.in_ranges
         if not self.may_step_over:
             self.check_none_over(envs)
@@ -351,6 +368,8 @@ cdef class Ledger:
         cdef uint32_t base = self.links.sequence
         self.links.enter(SV_TRACE_SEND)
         self.check(envs)
+        if self.log is not None:
+            self.log.asked(envs)
         self.ranging = self.in_ranges
         self.frames.come_home(self.num_singles)
         self.choose_frames(envs, False)
@@ -444,6 +463,8 @@ cdef class Ledger:
         cdef uint32_t sequence
         links.enter(SV_TRACE_SEND)
         self.check(envs)
+        if self.log is not None:
+            self.log.asked(envs)
         if resets is not None:
             self.frames.come_home(self.num_singles)
             self.choose_frames(envs, True)

@@ -15,6 +15,7 @@ from shmvec._core.csrc cimport (
 )
 from shmvec._core.frames cimport Blocks, Results
 from shmvec._core.messages cimport Decoder, Encoder
+from shmvec._core.replay cimport ReplayLog
 from shmvec._core.segment cimport Segment
 from shmvec._core.trace cimport Recorder
 
@@ -49,6 +50,7 @@ cdef class WorkerLoop:
     cdef Codec finals
     cdef Results home             # frames in the segment
     cdef Results rollouts         # frames after these, in memory of their own; None: there are none
+    cdef ReplayLog log            # where steps are recorded for a replay; None: nowhere
     cdef Results results          # the one of both with the frame of the current request
     cdef Py_ssize_t row           # the row of env 0 in this frame
     cdef Blocks blocks            # where observations may be written as well; None: there are none

@@ -208,6 +208,12 @@ cdef class WorkerLoop:
         """Frames that follow those in the segment, in place of any before."""
         self.rollouts = rollouts
 
+    def take_log(self, ReplayLog log):
+        """Records the steps of its envs for a replay; None: no more."""
+        if log is not None:
+            log.attach(self.first_env, len(self.envs))
+        self.log = log
+
     def publish_words(self, words):
         cdef bytes text = packed_words(words)
         sv_text_publish(sv_segment_text(self.segment.base, &self.segment.plan, self.index),
@@ -550,12 +556,20 @@ cdef class WorkerLoop:
         cdef bint over = results.terminated_of[row] | results.truncated_of[row]
         if self.resets_in_step:
             if over:
+                if self.log is not None:  # before the reset: envs may reuse their arrays
+                    self.log.put_step(
+                        env, self.action_of(env), observation, results.reward_of[row],
+                        results.terminated_of[row], results.truncated_of[row])
                 self.end_and_reset(i, observation, info)
                 return 0
             self.observe(env, observation)
         elif self.resets_in_next_step:
             self.over[i] = over
         self.inform(env, INFO, info)
+        if self.log is not None:
+            self.log.put_step(env, self.action_of(env), observation, results.reward_of[row],
+                              results.terminated_of[row], results.truncated_of[row])
+            self.log.publish(env, 1)
         return 0
 
     cdef int end_and_reset(self, Py_ssize_t i, object observation, object info) except -1:
@@ -574,6 +588,9 @@ cdef class WorkerLoop:
             self.inform(env, FINAL, {"final_info": final_info, **info})
         else:
             self.inform(env, INFO, {"final_obs": final_obs, "final_info": final_info, **info})
+        if self.log is not None:
+            self.log.put_start(env, 1, observation)
+            self.log.publish(env, 2)
         return 0
 
     cdef object copied(self, Py_ssize_t env, str what, object value):
@@ -641,6 +658,9 @@ cdef class WorkerLoop:
         self.results.truncated_of[row] = 0
         self.over[i] = 0
         self.inform(env, INFO, info)
+        if self.log is not None:
+            self.log.put_start(env, 0, observation)
+            self.log.publish(env, 1)
         return 0
 
     cdef int observe(self, Py_ssize_t env, object observation) except -1:

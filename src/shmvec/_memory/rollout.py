@@ -28,7 +28,7 @@ from shmvec.spaces import mapped
 if TYPE_CHECKING:
     from shmvec.exchange import Exchange
 
-__all__ = ["Rollout", "Rollouts", "store"]
+__all__ = ["Rollout", "Rollouts", "check_arrays", "store"]
 
 _FRAMES_MOST = (1 << 24) - 64  # a request has 24 bits for the frame; 64 are left for the segment
 
@@ -211,7 +211,7 @@ class Rollouts:
             ("observation", self._layout.observation_space),
             ("action", self._action_space),
         ):
-            _check_arrays(space, name)
+            check_arrays(space, name)
         if self._layout.observation_messages:
             raise TypeError("rollouts need observations in shared memory: shared_memory=True")
         if not self._exchange.autoreset.by_worker:
@@ -272,7 +272,7 @@ class Rollouts:
             memory = np.asarray(MappedMemory(descriptor, nbytes))
             if pin:
                 _page_lock(memory)
-            self._exchange.share_rollouts(descriptor, nbytes, num_frames)
+            self._exchange.share("rollouts", (nbytes, num_frames), descriptor)
         finally:
             os.close(descriptor)
         self._exchange.frames.take_rollouts(self._layout.results_in(memory, num_frames))
@@ -291,16 +291,16 @@ class Rollouts:
         return nbytes_of(lambda place: self._actions(length, place))
 
 
-def _check_arrays(space: gym.Space[Any], name: str) -> None:
+def check_arrays(space: gym.Space[Any], name: str, what: str = "a rollout") -> None:
     """Raises TypeError unless the values of a space are arrays."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         for part in parts:
-            _check_arrays(part, name)
+            check_arrays(part, name, what)
     elif not isinstance(
         space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     ):
-        raise TypeError(f"a rollout is of arrays only: the {name} space holds {space}")
+        raise TypeError(f"{what} is of arrays only: the {name} space holds {space}")
 
 
 def store(space: gym.Space[Any], arrays: Any, index: Any, values: Any) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "Kept",
     "free_memory",
     "free_shm",
+    "memory_file",
     "reserve_memory",
     "reserve_segment",
 ]
@@ -67,6 +68,11 @@ def reserve_memory(nbytes: int) -> int:
         OSError: There is not that much memory; the message has the numbers.
     """
     return _reserved(nbytes, (partial(_memfd, _OTHER), partial(_block, _OTHER, nbytes)))
+
+
+def memory_file() -> int:
+    """A descriptor of shared memory without any pages yet, whose size can be set."""
+    return _memfd(_OTHER)
 
 
 def _reserved(nbytes: int, makers: Sequence[Callable[[], int]]) -> int:

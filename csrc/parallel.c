@@ -1,0 +1,123 @@
+/* parallel.c — threads that share the turns of one loop at a time. */
+#include "parallel.h"
+
+#include "thread.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct sv_parallel {
+    pthread_mutex_t lock;
+    pthread_cond_t begun;
+    pthread_cond_t left;
+    /* Under the lock. */
+    sv_turn turn; /* NULL: there is no loop */
+    void *argument;
+    size_t count;
+    uint64_t loop;   /* the number of the loop: a thread enters each once */
+    uint32_t inside; /* threads that may take turns */
+    bool ending;
+    /* relaxed everywhere: it hands out numbers only; the lock orders what turns read and write. */
+    atomic_size_t next;
+    pid_t owner;
+    uint32_t threads;
+    pthread_t thread[];
+};
+
+static void take_turns(sv_parallel *parallel, sv_turn turn, void *argument, size_t count)
+{
+    for (;;) {
+        size_t index = atomic_fetch_add_explicit(&parallel->next, 1, memory_order_relaxed);
+        if (index >= count)
+            return;
+        turn(argument, index);
+    }
+}
+
+static void *serve(void *of)
+{
+    sv_parallel *parallel = of;
+    uint64_t last = 0;
+    pthread_mutex_lock(&parallel->lock);
+    for (;;) {
+        while (!parallel->ending && (parallel->turn == NULL || parallel->loop == last))
+            pthread_cond_wait(&parallel->begun, &parallel->lock);
+        if (parallel->ending)
+            break;
+        last = parallel->loop;
+        parallel->inside++;
+        sv_turn turn = parallel->turn;
+        void *argument = parallel->argument;
+        size_t count = parallel->count;
+        pthread_mutex_unlock(&parallel->lock);
+        take_turns(parallel, turn, argument, count);
+        pthread_mutex_lock(&parallel->lock);
+        if (--parallel->inside == 0)
+            pthread_cond_signal(&parallel->left);
+    }
+    pthread_mutex_unlock(&parallel->lock);
+    return NULL;
+}
+
+sv_parallel *sv_parallel_new(uint32_t threads)
+{
+    sv_parallel *parallel = calloc(1, sizeof *parallel + threads * sizeof(pthread_t));
+    if (parallel == NULL)
+        return NULL;
+    pthread_mutex_init(&parallel->lock, NULL);
+    pthread_cond_init(&parallel->begun, NULL);
+    pthread_cond_init(&parallel->left, NULL);
+    parallel->owner = getpid();
+    for (; parallel->threads < threads; parallel->threads++)
+        if (sv_thread_start(&parallel->thread[parallel->threads], serve, parallel) != 0) {
+            sv_parallel_free(parallel);
+            return NULL;
+        }
+    return parallel;
+}
+
+void sv_parallel_begin(sv_parallel *parallel, sv_turn turn, void *argument, size_t count)
+{
+    pthread_mutex_lock(&parallel->lock);
+    parallel->turn = turn;
+    parallel->argument = argument;
+    parallel->count = count;
+    parallel->loop++;
+    atomic_store_explicit(&parallel->next, 0, memory_order_relaxed);
+    if (parallel->threads > 0)
+        pthread_cond_broadcast(&parallel->begun);
+    pthread_mutex_unlock(&parallel->lock);
+}
+
+void sv_parallel_finish(sv_parallel *parallel)
+{
+    if (parallel->turn == NULL) /* only this thread writes it */
+        return;
+    take_turns(parallel, parallel->turn, parallel->argument, parallel->count);
+    pthread_mutex_lock(&parallel->lock);
+    parallel->turn = NULL; /* threads that wake up now stay outside */
+    while (parallel->inside > 0)
+        pthread_cond_wait(&parallel->left, &parallel->lock);
+    pthread_mutex_unlock(&parallel->lock);
+}
+
+void sv_parallel_free(sv_parallel *parallel)
+{
+    if (parallel == NULL)
+        return;
+    if (parallel->owner == getpid()) { /* else the threads, and who knows who has the lock, are the parent's */
+        sv_parallel_finish(parallel);
+        pthread_mutex_lock(&parallel->lock);
+        parallel->ending = true;
+        pthread_cond_broadcast(&parallel->begun);
+        pthread_mutex_unlock(&parallel->lock);
+        for (uint32_t i = 0; i < parallel->threads; i++)
+            pthread_join(parallel->thread[i], NULL);
+        pthread_cond_destroy(&parallel->left);
+        pthread_cond_destroy(&parallel->begun);
+        pthread_mutex_destroy(&parallel->lock);
+    }
+    free(parallel);
+}

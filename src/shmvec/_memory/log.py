@@ -1,0 +1,252 @@
+"""Layout of a replay's log: which array lies where, and the memory that is reserved as it fills."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from shmvec._core import ArrayCodec, Codec, DictCodec, ReplayLog, TupleCodec
+from shmvec._memory.layout import Layout, Place, nbytes_of, placing_in
+from shmvec._memory.segment import free_memory
+from shmvec.spaces import mapped
+
+__all__ = ["LogLayout", "Piecewise", "parts_of"]
+
+AnyLog = TypeVar("AnyLog", bound=ReplayLog)
+
+_PIECE = 64 << 20  # bytes that are reserved at a time
+
+
+@dataclass(frozen=True)
+class LogLayout:
+    """The layout of a log.
+
+    Attributes:
+        observation_space: Observation space of one env.
+        action_space: Action space of one env.
+        num_envs: Number of envs.
+        depth: Number of records kept of each env.
+        newest: Whether of an observation, which is a stack of frames, the last frame is kept.
+    """
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    num_envs: int
+    depth: int
+    newest: bool
+
+    @classmethod
+    def of(cls, layout: Layout, depth: int, newest: int) -> LogLayout:
+        """The layout for the envs of a segment's."""
+        return cls(
+            layout.observation_space, layout.action_space, layout.num_envs, depth, bool(newest)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return nbytes_of(self.arrays)
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a record."""
+        return sum(array.nbytes // array.rows for array in self.places if array.rows > 1)
+
+    @property
+    def places(self) -> list[_Array]:
+        """Where the arrays lie, in order."""
+        found: list[_Array] = []
+        total = 0
+
+        def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+            nonlocal total
+            whole = nbytes_of(lambda put: [put((total,), np.uint8), put(shape, dtype)])
+            nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            rows = shape[0] if shape[0] == self.depth * self.num_envs else 1
+            found.append(_Array(whole - _padded(nbytes), nbytes, rows))
+            total = whole
+
+        self.arrays(place)
+        return found
+
+    def arrays(self, place: Place) -> tuple[Any, ...]:
+        """Places counts (committed, written), interrupted, kinds, rewards, observations, actions.
+
+        Observations and actions are nested as their spaces are.
+        """
+        n, rows = self.num_envs, self.depth * self.num_envs
+        skipped = int(self.newest)
+
+        def rows_of(space: gym.Space[Any], skipped: int = 0) -> Any:
+            def leaf(part: Any) -> Any:
+                shape = () if part.shape is None else part.shape
+                return place((rows, *shape[skipped:]), np.dtype(part.dtype))
+
+            return mapped(space, leaf, _leaves(space))
+
+        return (
+            (place((n,), np.int64), place((n,), np.int64)),
+            place((n,), np.uint8),
+            place((rows,), np.uint8),
+            place((rows,), np.float64),
+            rows_of(self.observation_space, skipped),
+            rows_of(self.action_space),
+        )
+
+    def log(self, memory: Any, kind: Callable[..., AnyLog]) -> AnyLog:
+        """A log over memory of ``nbytes``."""
+        counts, interrupted, kinds, rewards, observations, actions = self.arrays(placing_in(memory))
+        return kind(
+            memory,
+            counts,
+            interrupted,
+            kinds,
+            rewards,
+            (observations, actions),
+            (_codec(self.observation_space, observations), _codec(self.action_space, actions)),
+            self.newest,
+        )
+
+
+@dataclass(frozen=True)
+class _Array:
+    """Where an array of a log lies.
+
+    Attributes:
+        offset: Its first byte.
+        nbytes: Its bytes.
+        rows: Number of rows that fill it; 1: it is there at once.
+    """
+
+    offset: int
+    nbytes: int
+    rows: int
+
+
+class Piecewise:
+    """The reservation of a log's memory, in large pieces, as it fills."""
+
+    def __init__(self, descriptor: int, layout: LogLayout, folder: str | None) -> None:
+        """Sizes the file of the descriptor, and reserves what is there at once.
+
+        Args:
+            descriptor: Of memory, or of a file in a folder; it is kept, and closed by `close`.
+            layout: The layout.
+            folder: The folder.
+
+        Raises:
+            OSError: There will not be enough memory, or room on the disk, for all of it.
+        """
+        self._descriptor, self._layout, self._folder = descriptor, layout, folder
+        self._places = layout.places
+        self._ranges: list[tuple[int, int]] = []
+        self.positions = 0
+        self.nbytes = 0
+        self._check(layout.nbytes)
+        os.ftruncate(descriptor, layout.nbytes)
+        for array in self._places:
+            if array.rows == 1:
+                self._reserve(array.offset, array.nbytes)
+
+    def reserve(self, position: int) -> int:
+        """Reserves rows up to a position and some more; returns the position reached.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        layout = self._layout
+        more = max(1, _PIECE // max(1, layout.row_nbytes * layout.num_envs))
+        until = min(layout.depth, max(position, self.positions + more))
+        rows = layout.num_envs * (until - self.positions)
+        if rows == 0:  # they were reserved for what was loaded
+            return until
+        self._check(rows * layout.row_nbytes)
+        for array in self._places:
+            if array.rows > 1:
+                nbytes = array.nbytes // array.rows
+                first = self.positions * layout.num_envs * nbytes
+                self._reserve(array.offset + first, rows * nbytes)
+        self.positions = until
+        return until
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Offset and bytes of each piece that is reserved, in the order in which they were."""
+        return self._ranges
+
+    def _reserve(self, offset: int, nbytes: int) -> None:
+        try:
+            os.posix_fallocate(self._descriptor, offset, nbytes)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            raise self._no_room(nbytes) from error
+        self.nbytes += nbytes
+        self._ranges = [*self._ranges, (offset, nbytes)]
+
+    def _check(self, nbytes: int) -> None:
+        if self._free() < nbytes:
+            raise self._no_room(nbytes)
+
+    def _free(self) -> int:
+        if self._folder is None:
+            return free_memory()
+        status = os.statvfs(self._folder)
+        return status.f_bavail * status.f_frsize + self.nbytes
+
+    def _no_room(self, nbytes: int) -> OSError:
+        layout = self._layout
+        where = "memory" if self._folder is None else f"the disk of {self._folder}"
+        return OSError(
+            errno.ENOSPC,
+            f"a replay of {layout.depth * layout.num_envs:,} records of {layout.row_nbytes:,} "
+            f"bytes needs {layout.nbytes:,} bytes, {nbytes:,} of them now, and there are "
+            f"{self._free():,} free in {where}. Take a smaller capacity, smaller observations, or "
+            "frame_stack= if they are stacks of frames",
+        )
+
+    def close(self) -> None:
+        """Closes the descriptor; the memory stays as long as it is mapped."""
+        os.close(self._descriptor)
+
+
+def _padded(nbytes: int) -> int:
+    return nbytes_of(lambda place: place((nbytes,), np.uint8))
+
+
+def _leaves(space: gym.Space[Any]) -> Any:
+    """The parts of a space, nested as it is."""
+    if isinstance(space, spaces.Dict):
+        return {key: _leaves(part) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(map(_leaves, space.spaces))
+    return space
+
+
+def _codec(space: gym.Space[Any], arrays: Any) -> Codec:
+    """A codec over arrays that are nested as a space is."""
+    if isinstance(space, spaces.Dict):
+        return DictCodec({key: _codec(part, arrays[key]) for key, part in space.items()})
+    if isinstance(space, spaces.Tuple):
+        parts = zip(space.spaces, arrays, strict=True)
+        return TupleCodec([_codec(part, array) for part, array in parts])
+    return ArrayCodec(arrays)
+
+
+def parts_of(arrays: Any) -> Iterator[npt.NDArray[Any]]:
+    """The arrays in nested ones, in order."""
+    if isinstance(arrays, dict):
+        for part in arrays.values():
+            yield from parts_of(part)
+    elif isinstance(arrays, tuple):
+        for part in arrays:
+            yield from parts_of(part)
+    else:
+        yield arrays

@@ -1,0 +1,618 @@
+"""A replay: transitions of a vector env in shared memory, written by its workers, sampled in C.
+
+Like a replay buffer (Lin 1992; Mnih et al. 2015) with these differences: nobody adds to it, for
+workers record what their envs do; an observation is stored once, not as one transition's next
+observation and another's observation; of a stack of frames, each frame once; and batches are put
+together by compiled code that needs no GIL, large ones ahead of the call that asks for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from shmvec._arguments import checked_count
+from shmvec._core import MappedMemory, Sampler
+from shmvec._cores import usable_cores
+from shmvec._memory.log import LogLayout, Piecewise, parts_of
+from shmvec._memory.rollout import check_arrays
+from shmvec._memory.segment import memory_file
+from shmvec.exchange import Exchange
+from shmvec.spaces import mapped
+
+__all__ = ["Replay", "ReplayBatch", "ReplayStats"]
+
+_LEAST_DEPTH = 16  # records of an env; fewer than the sampler leaves alone would leave none
+_SPARE_MOST = 64  # records that are not drawn, so that batches can be put together meanwhile
+_AHEAD_BYTES = 1 << 20  # smaller batches are put together sooner than a thread is woken
+_THREADS_MOST = 4
+_FORMAT = 1  # of saved replays
+_ROWS, _ABOUT, _PRIORITIES = "rows.bin", "replay.json", "priorities.npy"
+_LEAST_PRIORITY = 1e-6
+
+
+@dataclass(frozen=True)
+class ReplayBatch:
+    """Transitions that were drawn: arrays, or torch's tensors, of ``size`` rows.
+
+    Attributes:
+        observations: ``(size, ...)``, nested as the observation space is.
+        actions: ``(size, ...)``, in the dtype of the action space.
+        rewards: float32 ``(size,)``: the discounted sum over the steps of the transition.
+        next_observations: As ``observations``: those after the last of these steps. At an episode's
+            end, its final observation.
+        terminations: bool ``(size,)``: whether the last step has terminated the episode.
+        truncations: bool ``(size,)``.
+        discounts: float32 ``(size,)``: what the value of ``next_observations`` counts, 0 where the
+            episode has terminated, else ``discount ** steps``.
+        indices: int64 ``(size,)``: NumPy's in any case, for ``update_priorities`` and ``at``.
+        weights: float32 ``(size,)``: importance weights, the largest is 1; 1 without priorities.
+    """
+
+    observations: Any
+    actions: Any
+    rewards: Any
+    next_observations: Any
+    terminations: Any
+    truncations: Any
+    discounts: Any
+    indices: npt.NDArray[np.int64]
+    weights: Any
+
+
+@dataclass(frozen=True)
+class ReplayStats:
+    """What a replay holds.
+
+    Attributes:
+        capacity: Records that it holds at most: steps, and observations that begin episodes.
+        records: Records that it holds.
+        transitions: Transitions that can be drawn.
+        recorded: Records that were made so far, those that were overwritten included.
+        sampled: Transitions that were drawn so far.
+        recorded_per_s: Records a second, since it was made.
+        sampled_per_s: Transitions drawn a second, since it was made.
+        oldest: How many records ago the oldest record of an env was made.
+        nbytes: Bytes of all of it.
+        reserved: Bytes of memory, or of the disk, that are reserved so far.
+    """
+
+    capacity: int
+    records: int
+    transitions: int
+    recorded: int
+    sampled: int
+    recorded_per_s: float
+    sampled_per_s: float
+    oldest: int
+    nbytes: int
+    reserved: int
+
+
+class Replay:
+    """The last steps of all envs of a vector env, of which batches are drawn at random.
+
+    From its making on, all steps and resets of the envs are recorded, whoever asks for them: a loop
+    over ``step``, partial batches, a Pipeline, a rollout. They are recorded by the workers: the
+    caller neither copies nor waits. A transition is never of two episodes, nor of a step that was
+    lost with its worker. In lockstep batches are the same for any number of workers.
+
+    Of each env the newest record is drawn once its results were taken. The oldest records, up to 64
+    of an env, are not, since they are about to be overwritten. Batches of more than 1 MB are put
+    together ahead: what ``sample`` returns was drawn at the call before, if that asked for as much.
+    With priorities each batch is drawn by the latest ones.
+
+    Attributes:
+        capacity: Number of records that are kept, of all envs together.
+        n_step: Steps whose rewards are summed, at most.
+        discount: The factor of a reward that comes a step later.
+        frame_stack: Frames of an observation; 1 if observations are stored as they are.
+
+    Example:
+        >>> import shmvec
+        >>> envs = shmvec.make_vec("CartPole-v1", 4)
+        >>> replay = shmvec.Replay(envs, 10_000, seed=0)
+        >>> _ = envs.reset(seed=0)
+        >>> for _ in range(50):
+        ...     _ = envs.step([0, 1, 0, 1])
+        >>> batch = replay.sample(256)
+        >>> batch.observations.shape, batch.actions.shape, batch.rewards.dtype
+        ((256, 4), (256,), dtype('float32'))
+        >>> replay.close()
+        >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        envs: Any,
+        capacity: int,
+        *,
+        n_step: int = 1,
+        discount: float = 0.99,
+        frame_stack: int | str = "auto",
+        padding: str = "auto",
+        prioritized: float | None = None,
+        on_disk: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Begins to record.
+
+        Args:
+            envs: A :class:`~shmvec.ShmVectorEnv`, or what has its ``exchange``. No call may wait
+                for its results.
+            capacity: Number of records to keep, of all envs together, rounded up to as many of
+                each. An episode of n steps has n + 1.
+            n_step: Steps whose rewards are summed, at most: fewer at an episode's end.
+            discount: The factor of a reward that comes a step later.
+            frame_stack: Frames of an observation, along its first axis, of which the last one is
+                stored. If the first axis of the envs' observations is another, they are the frames.
+                "auto": as many as the envs' FrameStackObservation has. 1: all is stored as it is.
+            padding: What precedes an episode in a stack: "reset", its first frame, or "zero".
+                "auto": as FrameStackObservation does.
+            prioritized: The exponent of priorities, alpha in Schaul et al. 2016; 0.6 there.
+                None: all transitions are drawn alike.
+            on_disk: A folder in which the records are kept, in a file that is mapped into memory.
+                It can be loaded after a crash. None: they are in shared memory.
+            seed: Seed of the draws.
+
+        Raises:
+            ValueError: A number is out of range; another replay records these envs.
+            TypeError: Observations or actions are not arrays of fixed size in shared memory.
+            OSError: The capacity does not fit into the memory that is free, or onto the disk.
+            ClosedEnvironmentError: The vector env was closed.
+            AlreadyPendingCallError: A call waits for its results.
+        """
+        exchange = _exchange_of(envs)
+        self.n_step = checked_count("n_step", n_step)
+        if not 0.0 < discount <= 1.0:
+            raise ValueError(f"discount must be above 0 and at most 1, got {discount!r}")
+        if prioritized is not None and not prioritized > 0.0:
+            raise ValueError(f"prioritized must be None or above 0, got {prioritized!r}")
+        self.discount = float(discount)
+        self._alpha = prioritized
+        for name, space in (
+            ("observation", exchange.layout.observation_space),
+            ("action", exchange.single_action_space),
+        ):
+            check_arrays(space, name, "a replay")
+        if exchange.layout.observation_messages:
+            raise TypeError("a replay needs observations in shared memory: shared_memory=True")
+        space = exchange.layout.observation_space
+        self.frame_stack, self._zeros = _stack(exchange, space, frame_stack, padding)
+        newest = self.frame_stack > 1 and _is_stacked(space, self.frame_stack)
+        depth = -(-checked_count("capacity", capacity) // exchange.num_envs)
+        least = max(_LEAST_DEPTH, 2 * (self.n_step + self.frame_stack))
+        if depth < least:
+            raise ValueError(
+                f"capacity must be at least {least * exchange.num_envs:,}, {least} for each of "
+                f"{exchange.num_envs} envs, got {capacity:,}"
+            )
+        self.capacity = depth * exchange.num_envs
+        self._exchange = exchange
+        self._layout = LogLayout.of(exchange.layout, depth, newest)
+        self._folder = None if on_disk is None else Path(on_disk)
+        self._rng = np.random.default_rng(seed)
+        self._begin(None)
+
+    # ---- making it ---------------------------------------------------------------------------
+
+    def _begin(self, saved: Path | None) -> None:
+        """Makes the log, with what was saved, and has the workers write there."""
+        exchange, layout = self._exchange, self._layout
+        if exchange.log is not None:
+            raise ValueError("another replay records these envs: close() it first")
+        with exchange.lend("replay"):
+            there = self._folder is not None and saved == self._folder
+            descriptor = _file(self._folder, anew=not there)
+            try:
+                folder = None if self._folder is None else str(self._folder)
+                self._pieces = Piecewise(descriptor, layout, folder)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            try:
+                memory = np.asarray(MappedMemory(descriptor, layout.nbytes))
+                self._log = layout.log(memory, Sampler)
+                if saved is not None:
+                    self._fill(saved, copied=not there)
+                depth = layout.depth
+                stack = self.frame_stack
+                self._log.prepare(
+                    list(parts_of(self._log.arrays[0])),
+                    list(parts_of(self._log.arrays[1])),
+                    self._pieces.reserve,
+                    n_step=self.n_step,
+                    discount=self.discount,
+                    stack=stack,
+                    zeros=self._zeros,
+                    prioritized=self._alpha is not None,
+                    threads=min(_THREADS_MOST, max(1, usable_cores() // 4)),
+                    spare=min(_SPARE_MOST, depth // 8),
+                )
+                if self._folder is not None:
+                    _write_about(self._folder, self._about())
+                parts = layout.nbytes, depth, int(layout.newest)
+                exchange.share("replay", parts, descriptor)
+                exchange.record(self._log)
+            except BaseException:
+                self._pieces.close()
+                raise
+        self._ahead: tuple[tuple[int, Any, float], Any] | None = None
+        self._sampled = 0
+        self._since = time.monotonic()
+        self._before = int(self._log.counts.sum())
+
+    def close(self) -> None:
+        """Ends the recording. What was recorded can be sampled still."""
+        self._log.finish()
+        if self._exchange.log is self._log:
+            self._exchange.record(None)
+            with contextlib.suppress(Exception), self._exchange.lend("replay"):
+                self._exchange.share("replay")
+        self._pieces.close()
+
+    # ---- drawing -----------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """The number of transitions that can be drawn."""
+        self._exchange.catch_up()
+        return int(self._log.num_transitions)
+
+    def sample(self, size: int, *, device: Any = None, beta: float = 0.4) -> ReplayBatch:
+        """Draws transitions at random, with replacement.
+
+        Args:
+            size: How many.
+            device: None: the batch is of NumPy's arrays. Else a torch device: of tensors there.
+            beta: The exponent of importance weights, of a replay with priorities.
+
+        Returns:
+            The batch; its arrays are yours.
+
+        Raises:
+            RuntimeError: There is no transition yet, or no such device.
+            ImportError: torch is not installed.
+            ValueError: The size is no positive number.
+        """
+        key = checked_count("size", size), device, beta
+        self._exchange.catch_up()
+        if self._ahead is not None and self._ahead[0] == key:
+            begun = self._ahead[1]
+        else:
+            begun = self._drawn(*key)
+        self._ahead = None
+        self._log.finish()
+        if self._alpha is None and self._layout.row_nbytes * self.frame_stack * size > _AHEAD_BYTES:
+            self._ahead = key, self._drawn(*key)
+        self._sampled += size
+        return begun.batch()  # type: ignore[no-any-return]
+
+    def at(self, indices: npt.ArrayLike) -> ReplayBatch:
+        """The transitions of these indices, as ``sample`` returned them.
+
+        Raises:
+            IndexError: One of them was overwritten, or never was.
+        """
+        self._exchange.catch_up()
+        self._ahead = None
+        chosen = np.ascontiguousarray(indices, np.int64)
+        drawn = self._log.choose(chosen)
+        begun = _Begun(self, len(chosen), None, 0.0, drawn)
+        self._log.finish()
+        return begun.batch()
+
+    def update_priorities(self, indices: npt.ArrayLike, priorities: npt.ArrayLike) -> None:
+        """Sets the priorities of transitions, for example the absolute errors of their values.
+
+        Args:
+            indices: int ``(n,)``, of a batch. Those that were overwritten are passed over.
+            priorities: float ``(n,)``, not negative.
+
+        Raises:
+            ValueError: The replay has no priorities; the shapes differ; or a priority is negative
+                or not finite.
+        """
+        if self._alpha is None:
+            raise ValueError("this replay has no priorities: make it with prioritized=0.6")
+        chosen = np.ascontiguousarray(indices, np.int64)
+        if hasattr(priorities, "detach"):
+            priorities = priorities.detach().cpu()
+        values = np.asarray(priorities, np.float64)
+        if chosen.ndim != 1 or values.shape != chosen.shape:
+            raise ValueError(
+                f"there must be one priority for each index, got {chosen.shape} indices and "
+                f"{values.shape} priorities"
+            )
+        if not (np.isfinite(values).all() and (values >= 0).all() and (chosen >= 0).all()):
+            raise ValueError("priorities must be finite and not negative, and so must indices")
+        self._log.update(chosen, (values + _LEAST_PRIORITY) ** self._alpha)
+
+    def _drawn(self, size: int, device: Any, beta: float) -> _Begun:
+        """A batch that is being put together."""
+        return _Begun(self, size, device, beta, self._log.draw(self._rng, size))
+
+    # ---- what there is -----------------------------------------------------------------------
+
+    def stats(self) -> ReplayStats:
+        """What it holds, and how fast it is filled and drawn from."""
+        self._exchange.catch_up()
+        counts = np.asarray(self._log.counts)
+        elapsed = max(time.monotonic() - self._since, 1e-9)
+        kept = np.minimum(counts, self._layout.depth)
+        recorded = int(counts.sum())
+        return ReplayStats(
+            capacity=self.capacity,
+            records=int(kept.sum()),
+            transitions=int(self._log.num_transitions),
+            recorded=recorded,
+            sampled=self._sampled,
+            recorded_per_s=(recorded - self._before) / elapsed,
+            sampled_per_s=self._sampled / elapsed,
+            oldest=int(kept.max(initial=0)),
+            nbytes=self._layout.nbytes,
+            reserved=self._pieces.nbytes,
+        )
+
+    def __repr__(self) -> str:
+        """How full it is."""
+        return f"Replay({len(self):,} transitions, capacity={self.capacity:,})"
+
+    # ---- saving ------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Saves what was recorded so far, also while envs step; what is in flight is not in it.
+
+        The folder has ``rows.bin``, the memory as it is, and ``replay.json``, which says where its
+        arrays lie: docs/replay.md describes them. An interrupted call leaves what was there before.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._exchange.catch_up()
+        self._log.finish()
+        self._ahead = None
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        about = self._about() | {"random": self._rng.bit_generator.state}
+        if folder != self._folder:
+            rows = folder / (_ROWS + ".new")
+            memory = memoryview(self._log.whole)
+            with rows.open("wb") as file:
+                file.truncate(self._layout.nbytes)
+                for offset, nbytes in self._pieces.ranges():
+                    file.seek(offset)
+                    file.write(memory[offset : offset + nbytes])
+            os.replace(rows, folder / _ROWS)
+        if self._alpha is not None:
+            np.save(folder / _PRIORITIES, self._log.priorities)
+        _write_about(folder, about)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        envs: Any,
+        *,
+        on_disk: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+    ) -> Replay:
+        """A replay that goes on with what was saved, or what another one with ``on_disk`` has left.
+
+        Args:
+            folder: Where it is.
+            envs: As for ``Replay``: as many, of the same spaces. Their next steps follow no record.
+            on_disk: As for ``Replay``. The same folder: it goes on there.
+            seed: As for ``Replay``. None: it goes on as it was saved.
+
+        Raises:
+            ValueError: It is of other envs, or of another version.
+            OSError: It cannot be read; or as for ``Replay``.
+        """
+        folder = Path(folder)
+        about = json.loads((folder / _ABOUT).read_text("utf-8"))
+        if about.get("format") != _FORMAT:
+            raise ValueError(f"{folder} holds a replay of another version of shmvec")
+        exchange = _exchange_of(envs)
+        layout = LogLayout.of(exchange.layout, about["depth"], about["newest"])
+        if about["arrays"] != _described(layout):
+            raise ValueError(
+                f"{folder} holds a replay of {about['num_envs']} envs with other observations or "
+                f"actions than these {exchange.num_envs}"
+            )
+        self = cls.__new__(cls)
+        self.n_step, self.discount = about["n_step"], about["discount"]
+        self.frame_stack, self._zeros = about["frame_stack"], about["zeros"]
+        self._alpha = about["prioritized"]
+        self.capacity = layout.depth * layout.num_envs
+        self._exchange, self._layout = exchange, layout
+        self._folder = None if on_disk is None else Path(on_disk)
+        self._rng = np.random.default_rng(seed)
+        if seed is None and "random" in about:
+            self._rng.bit_generator.state = about["random"]
+        self._begin(folder)
+        if self._alpha is not None and (folder / _PRIORITIES).exists():
+            self._log.set_priorities(np.load(folder / _PRIORITIES))
+        return self
+
+    def _fill(self, saved: Path, copied: bool) -> None:
+        """Takes over the rows of a saved replay."""
+        rows = saved / _ROWS
+        if rows.stat().st_size != self._layout.nbytes:
+            raise ValueError(f"{rows} is not whole")
+        memory = memoryview(self._log.whole)
+        with rows.open("rb") as file:
+
+            def copy(offset: int, nbytes: int) -> None:
+                file.seek(offset)
+                file.readinto(memory[offset : offset + nbytes])
+
+            if copied:
+                for offset, nbytes in self._pieces.ranges():
+                    copy(offset, nbytes)
+            positions = min(int(self._log.counts.max(initial=0)) + 2, self._layout.depth)
+            before = self._pieces.ranges()
+            self._pieces.reserve(positions)
+            if copied:
+                for offset, nbytes in self._pieces.ranges()[len(before) :]:
+                    copy(offset, nbytes)
+
+    def _about(self) -> dict[str, Any]:
+        """What replay.json says."""
+        return {
+            "format": _FORMAT,
+            "num_envs": self._layout.num_envs,
+            "depth": self._layout.depth,
+            "newest": self._layout.newest,
+            "frame_stack": self.frame_stack,
+            "zeros": self._zeros,
+            "n_step": self.n_step,
+            "discount": self.discount,
+            "prioritized": self._alpha,
+            "arrays": _described(self._layout),
+        }
+
+
+class _Begun:
+    """A batch that is being put together."""
+
+    def __init__(self, replay: Replay, size: int, device: Any, beta: float, drawn: Any) -> None:
+        """Makes room for it, and has the threads begin."""
+        rewards, discounts, terminations, truncations, self._indices, chances = drawn
+        self._device = device
+        self._torch = None
+        if device is not None:
+            import torch
+
+            self._torch = torch
+            self._device = torch.device(device)
+        if chances is None:
+            weights = np.ones(size, np.float32)
+        else:
+            weights = (chances / chances.min()) ** -beta
+        self._small = [rewards, terminations, truncations, discounts, weights.astype(np.float32)]
+        self._space = replay._layout.observation_space
+        self._acted = replay._layout.action_space
+        observations, actions = replay._log.arrays
+        stack = (replay.frame_stack,) if replay.frame_stack > 1 else ()
+        room = partial(self._room, size)
+        before = mapped(self._space, partial(room, stack), observations)
+        after = mapped(self._space, partial(room, stack), observations)
+        acted = mapped(self._acted, partial(room, ()), actions)
+        self._large = before, after, acted
+        replay._log.begin(*(list(parts_of(part)) for part in self._large))
+
+    def _room(self, size: int, stack: tuple[int, ...], rows: npt.NDArray[Any]) -> Any:
+        """An array for so many rows, page-locked if it is to go to a GPU."""
+        shape = size, *stack, *rows.shape[1:]
+        if self._torch is None or self._device.type == "cpu":
+            return np.empty(shape, rows.dtype)
+        like = self._torch.from_numpy(rows[:0]).dtype
+        return self._torch.empty(shape, dtype=like, pin_memory=True).numpy()
+
+    def batch(self) -> ReplayBatch:
+        """The batch, when it is complete."""
+        before, after, acted = self._large
+        rewards, terminations, truncations, discounts, weights = map(self._sent, self._small)
+        return ReplayBatch(
+            mapped(self._space, self._sent, before),
+            mapped(self._acted, self._sent, acted),
+            rewards,
+            mapped(self._space, self._sent, after),
+            terminations,
+            truncations,
+            discounts,
+            self._indices,
+            weights,
+        )
+
+    def _sent(self, array: npt.NDArray[Any]) -> Any:
+        if self._torch is None:
+            return array
+        # Torch reuses page-locked memory of its own only when the copy is complete.
+        return self._torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def _exchange_of(envs: Any) -> Exchange:
+    """The exchange of a vector env, which is open.
+
+    Raises:
+        TypeError: It has none.
+    """
+    exchange = envs if isinstance(envs, Exchange) else getattr(envs, "exchange", None)
+    if exchange is None:
+        exchange = getattr(getattr(envs, "unwrapped", None), "exchange", None)
+    if not isinstance(exchange, Exchange):
+        raise TypeError(f"a replay records a ShmVectorEnv, got {type(envs).__name__}")
+    exchange.check_open()
+    return exchange
+
+
+def _stack(
+    exchange: Exchange, space: gym.Space[Any], frames: Any, padding: str
+) -> tuple[int, bool]:
+    """The number of frames of an observation, and whether zeros precede an episode."""
+    if padding not in ("auto", "reset", "zero"):
+        raise ValueError(f'padding must be "auto", "reset" or "zero", got {padding!r}')
+    found = None
+    if frames == "auto" or padding == "auto":
+        with contextlib.suppress(AttributeError):
+            found = (
+                exchange.call("stack_size", envs=[0])[0],
+                exchange.call("padding_type", envs=[0])[0],
+            )
+    if frames == "auto":
+        frames = 1
+        if found is not None and _is_stacked(space, found[0]) and found[1] != "_custom":
+            frames = found[0]
+    frames = checked_count("frame_stack", frames)
+    if frames > 1 and not isinstance(space, spaces.Box):
+        raise TypeError(f"frame_stack={frames} needs observations of a Box space, got {space}")
+    if padding == "auto":
+        padding = "reset" if found is None else found[1]
+    return frames, padding == "zero"
+
+
+def _is_stacked(space: gym.Space[Any], frames: int) -> bool:
+    """Whether observations have so many frames along their first axis."""
+    return isinstance(space, spaces.Box) and len(space.shape) > 1 and space.shape[0] == frames
+
+
+def _file(folder: Path | None, anew: bool) -> int:
+    """A descriptor of memory, or of the file of rows in a folder."""
+    if folder is None:
+        return memory_file()
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if anew else 0)
+    return os.open(folder / _ROWS, flags, 0o600)
+
+
+def _described(layout: LogLayout) -> list[list[Any]]:
+    """Where each array lies: its name, offset, dtype and shape."""
+    offsets = iter(layout.places)
+    names = ["committed", "written", "interrupted", "kinds", "rewards"]
+    described = []
+
+    def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        name = names.pop(0) if names else "observations and actions"
+        described.append([name, next(offsets).offset, np.dtype(dtype).str, list(shape)])
+
+    layout.arrays(place)
+    return described
+
+
+def _write_about(folder: Path, about: dict[str, Any]) -> None:
+    """Writes replay.json at once: a crash leaves the old one or the new one."""
+    new = folder / (_ABOUT + ".new")
+    new.write_text(json.dumps(about, indent=1), "utf-8")
+    os.replace(new, folder / _ABOUT)
