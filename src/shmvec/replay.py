@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from shmvec._arguments import checked_count
+from shmvec._arguments import checked_count, checked_env_ids
 from shmvec._core import MappedMemory, Sampler
 from shmvec._cores import usable_cores
 from shmvec._memory.log import LogLayout, Piecewise, parts_of
@@ -261,6 +261,20 @@ class Replay:
             with contextlib.suppress(Exception), self._exchange.lend("replay"):
                 self._exchange.share("replay")
         self._pieces.close()
+
+    def interrupt(self, env_ids: npt.ArrayLike | None = None) -> None:
+        """Notes that the next steps of envs follow no record: something has set their states.
+
+        Args:
+            env_ids: Which, int ``(n,)``; none of them is in flight. None: all.
+
+        Raises:
+            ValueError: There is no such env, or it is named twice.
+        """
+        num_envs = self._exchange.num_envs
+        which = np.arange(num_envs) if env_ids is None else checked_env_ids(env_ids, num_envs)
+        for env in which.tolist():
+            self._log.interrupt(env)
 
     # ---- drawing -----------------------------------------------------------------------------
 
