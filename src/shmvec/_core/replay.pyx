@@ -45,6 +45,7 @@ cdef enum:
 
 cdef Py_ssize_t RECORDS_MOST = 2  # of a request
 cdef Py_ssize_t CHUNK = 8         # rows of a batch that a thread takes at a time
+cdef Py_ssize_t SHARED_BYTES = 1 << 18  # a batch of fewer takes less than to wake a thread
 cdef int ROUNDS_MOST = 1000       # draws without a transition, after which there is none
 
 
@@ -501,13 +502,20 @@ cdef class Sampler(ReplayLog):
             actions: Likewise, of the actions.
         """
         cdef Py_ssize_t i
+        cdef Py_ssize_t nbytes = 0
         self.finish()
         for i in range(self.num_observations):
+            nbytes += 2 * self.stack * self.parts[i].nbytes
             self.parts[i].before = <char *>data_of(observations[i])
             self.parts[i].after = <char *>data_of(after[i])
         for i in range(len(actions)):
             self.parts[self.num_observations + i].before = <char *>data_of(actions[i])
             self.parts[self.num_observations + i].after = NULL
+        if nbytes * self.size < SHARED_BYTES:
+            with nogil:
+                for i in range(self.size):
+                    self.fill_row(i)
+            return
         self.batch = observations, after, actions
         self.requests = 0
         sv_parallel_begin(self.threads, fill, <void *>self, (self.size + CHUNK - 1) // CHUNK)

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import gymnasium as gym
@@ -50,17 +51,17 @@ class LogLayout:
             layout.observation_space, layout.action_space, layout.num_envs, depth, bool(newest)
         )
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return nbytes_of(self.arrays)
 
-    @property
+    @cached_property
     def row_nbytes(self) -> int:
         """Bytes of a record."""
         return sum(array.nbytes // array.rows for array in self.places if array.rows > 1)
 
-    @property
+    @cached_property
     def places(self) -> list[_Array]:
         """Where the arrays lie, in order."""
         found: list[_Array] = []
