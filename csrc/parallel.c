@@ -17,7 +17,7 @@ struct sv_parallel {
     void *argument;
     size_t count;
     uint64_t loop;   /* the number of the loop: a thread enters each once */
-    uint32_t inside; /* threads that may take turns */
+    uint32_t inside; /* threads that take turns, callers of finish among them */
     bool ending;
     /* relaxed everywhere: it hands out numbers only; the lock orders what turns read and write. */
     atomic_size_t next;
@@ -26,14 +26,23 @@ struct sv_parallel {
     pthread_t thread[];
 };
 
-static void take_turns(sv_parallel *parallel, sv_turn turn, void *argument, size_t count)
+/* Takes turns until all are taken; with the lock, which it lets go meanwhile. */
+static void enter(sv_parallel *parallel)
 {
+    sv_turn turn = parallel->turn;
+    void *argument = parallel->argument;
+    size_t count = parallel->count;
+    parallel->inside++;
+    pthread_mutex_unlock(&parallel->lock);
     for (;;) {
         size_t index = atomic_fetch_add_explicit(&parallel->next, 1, memory_order_relaxed);
         if (index >= count)
-            return;
+            break;
         turn(argument, index);
     }
+    pthread_mutex_lock(&parallel->lock);
+    if (--parallel->inside == 0)
+        pthread_cond_broadcast(&parallel->left);
 }
 
 static void *serve(void *of)
@@ -47,15 +56,7 @@ static void *serve(void *of)
         if (parallel->ending)
             break;
         last = parallel->loop;
-        parallel->inside++;
-        sv_turn turn = parallel->turn;
-        void *argument = parallel->argument;
-        size_t count = parallel->count;
-        pthread_mutex_unlock(&parallel->lock);
-        take_turns(parallel, turn, argument, count);
-        pthread_mutex_lock(&parallel->lock);
-        if (--parallel->inside == 0)
-            pthread_cond_signal(&parallel->left);
+        enter(parallel);
     }
     pthread_mutex_unlock(&parallel->lock);
     return NULL;
@@ -93,11 +94,11 @@ void sv_parallel_begin(sv_parallel *parallel, sv_turn turn, void *argument, size
 
 void sv_parallel_finish(sv_parallel *parallel)
 {
-    if (parallel->turn == NULL) /* only this thread writes it */
-        return;
-    take_turns(parallel, parallel->turn, parallel->argument, parallel->count);
     pthread_mutex_lock(&parallel->lock);
-    parallel->turn = NULL; /* threads that wake up now stay outside */
+    if (parallel->turn != NULL) {
+        enter(parallel);
+        parallel->turn = NULL; /* all turns are taken: threads that wake up now stay outside */
+    }
     while (parallel->inside > 0)
         pthread_cond_wait(&parallel->left, &parallel->lock);
     pthread_mutex_unlock(&parallel->lock);
@@ -107,7 +108,7 @@ void sv_parallel_free(sv_parallel *parallel)
 {
     if (parallel == NULL)
         return;
-    if (parallel->owner == getpid()) { /* else the threads, and who knows who has the lock, are the parent's */
+    if (parallel->owner == getpid()) { /* else the threads, and maybe the lock, are the parent's */
         sv_parallel_finish(parallel);
         pthread_mutex_lock(&parallel->lock);
         parallel->ending = true;

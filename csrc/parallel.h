@@ -6,7 +6,7 @@
  * is no loop.  They run no Python and allocate nothing, so a fork in their midst is safe: the child has
  * none of them, and must not use what it has inherited but to free it.
  *
- * One thread calls all of these functions, or several under a lock.
+ * Several threads may finish a loop; one at a time begins one, and none while others finish.
  */
 #ifndef SHMVEC_PARALLEL_H
 #define SHMVEC_PARALLEL_H

@@ -12,8 +12,10 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -519,18 +521,25 @@ class _Begun:
         self._acted = replay._layout.action_space
         observations, actions = replay._log.arrays
         stack = (replay.frame_stack,) if replay.frame_stack > 1 else ()
-        room = partial(self._room, size)
+        room = partial(self._room, replay._log, count(), size)
         before = mapped(self._space, partial(room, stack), observations)
         after = mapped(self._space, partial(room, stack), observations)
         acted = mapped(self._acted, partial(room, ()), actions)
         self._large = before, after, acted
         replay._log.begin(*(list(parts_of(part)) for part in self._large))
 
-    def _room(self, size: int, stack: tuple[int, ...], rows: npt.NDArray[Any]) -> Any:
+    def _room(
+        self,
+        log: Sampler,
+        numbers: Iterator[int],
+        size: int,
+        stack: tuple[int, ...],
+        rows: npt.NDArray[Any],
+    ) -> Any:
         """An array for so many rows, page-locked if it is to go to a GPU."""
         shape = size, *stack, *rows.shape[1:]
         if self._torch is None or self._device.type == "cpu":
-            return np.empty(shape, rows.dtype)
+            return log.room(next(numbers), shape, rows.dtype)
         like = self._torch.from_numpy(rows[:0]).dtype
         return self._torch.empty(shape, dtype=like, pin_memory=True).numpy()
 

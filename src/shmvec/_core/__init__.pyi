@@ -1117,6 +1117,8 @@ class Sampler(ReplayLog):
         self, indices: npt.NDArray[np.int64], priorities: npt.NDArray[np.float64]
     ) -> None:
         """Sets priorities; transitions that are gone are passed over."""
+    def room(self, key: object, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array for a part of a batch; the key says for which."""
     def begin(
         self,
         observations: Sequence[npt.NDArray[Any]],

@@ -70,6 +70,7 @@ cdef object new_like_as(object array, object dtype)
 # Arrays that are handed out again; see arrays.pyx.
 cdef class Pool:
     cdef object like
+    cdef bint large
     cdef Py_ssize_t nbytes
     cdef list kept
     cdef Py_ssize_t oldest

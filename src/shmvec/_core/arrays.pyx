@@ -120,8 +120,10 @@ cdef class Pool:
     takes: a batch step needs four.
     """
 
-    def __init__(self, like):
+    def __init__(self, like, large=False):
+        """Takes an array, and whether large ones are kept, too: for other kinds malloc does."""
         self.like = like
+        self.large = large
         self.nbytes = size_of(like) * <Py_ssize_t>like.itemsize
         self.kept = []
         self.oldest = 0
@@ -141,7 +143,7 @@ cdef class Pool:
             else:
                 i += 1
         array = new_like(self.like)
-        if self.nbytes >= _LONG:
+        if self.nbytes >= _LONG and not self.large:
             return array
         if len(self.kept) < _KEPT:
             self.kept.append(array)

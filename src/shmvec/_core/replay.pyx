@@ -25,7 +25,7 @@ cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.string cimport memcpy, memset
 
-from shmvec._core.arrays cimport data_of
+from shmvec._core.arrays cimport Pool, data_of
 from shmvec._core.csrc cimport (
     sv_parallel,
     sv_parallel_begin,
@@ -155,6 +155,7 @@ cdef class Sampler(ReplayLog):
     cdef Py_ssize_t num_parts
     cdef Py_ssize_t num_observations
     cdef sv_parallel *threads
+    cdef dict pools                   # of arrays for batches
     cdef object batch                 # what is being put together; None: nothing
     cdef Py_ssize_t requests          # asked since that has begun
     # The batch: of each of its rows
@@ -199,6 +200,7 @@ cdef class Sampler(ReplayLog):
         if prioritized:
             self.leaves = 1 << (self.num_envs * self.depth - 1).bit_length()
             self.tree = np.zeros(2 * self.leaves)
+        self.pools = {}
         self.num_observations = len(observations)
         self.num_parts = len(observations) + len(actions)
         self.parts = <Part *>PyMem_Malloc(self.num_parts * sizeof(Part))
@@ -492,6 +494,13 @@ cdef class Sampler(ReplayLog):
                 self.largest = max(self.largest, priorities[i])
 
     # ---- putting a batch together ------------------------------------------------------------
+
+    def room(self, key, tuple shape, dtype):
+        """An array for a part of a batch: one whose memory is there, if nobody holds it any more."""
+        cdef Pool pool = self.pools.get(key)
+        if pool is None or pool.like.shape != shape:
+            pool = self.pools[key] = Pool(np.empty(shape, dtype), large=True)
+        return pool.new()
 
     def begin(self, observations, after, actions):
         """Begins to fill the large arrays of the batch that was drawn last; `finish` ends it.

@@ -200,7 +200,8 @@ class Piecewise:
         if self._folder is None:
             return free_memory()
         status = os.statvfs(self._folder)
-        return status.f_bavail * status.f_frsize + self.nbytes
+        has = os.fstat(self._descriptor).st_blocks * 512
+        return status.f_bavail * status.f_frsize + has
 
     def _no_room(self, nbytes: int) -> OSError:
         layout = self._layout
