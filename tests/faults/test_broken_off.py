@@ -86,9 +86,9 @@ def test_a_rollout_is_not_gone_on_with_after_another_that_was_broken_off(monkeyp
             share(*memory)
             raise KeyboardInterrupt
 
-        share = envs.exchange.share_rollouts
+        share = envs.exchange.share
         with monkeypatch.context() as patch:
-            patch.setattr(envs.exchange, "share_rollouts", interrupted)
+            patch.setattr(envs.exchange, "share", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 envs.rollout(4)  # the workers have its memory by now
         with pytest.raises(RuntimeError, match="cannot be continued"):
