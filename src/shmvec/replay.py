@@ -328,6 +328,21 @@ class Replay:
         self._log.finish()
         return begun.batch()
 
+    def holds(self, indices: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Whether each of these transitions is there, for ``at``; false for negative indices."""
+        self._exchange.catch_up()
+        return self._log.holds(np.ascontiguousarray(indices, np.int64))
+
+    def latest(self) -> npt.NDArray[np.int64]:
+        """The indices of the transitions that the envs have made last, one for each env.
+
+        Returns:
+            int64 ``(num_envs,)``; -1 for an env whose last step is no transition, or that has made
+            none. An env that is in flight has made what was taken before.
+        """
+        self._exchange.catch_up()
+        return self._log.latest()
+
     def update_priorities(self, indices: npt.ArrayLike, priorities: npt.ArrayLike) -> None:
         """Sets the priorities of transitions, for example the absolute errors of their values.
 

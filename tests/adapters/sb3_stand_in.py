@@ -12,6 +12,11 @@ import types
 
 __all__ = ["INSTALLED", "AgentVecEnv", "ShmVecEnv"]
 
+# What the adapter imports. Its replay buffer is not tested without SB3.
+TAKEN = """VecEnv VecEnvIndices VecEnvObs VecEnvStepReturn VecCheckNan VecFrameStack VecMonitor
+VecNormalize VecTransposeImage VecVideoRecorder BaseAlgorithm ReplayBuffer DictReplayBufferSamples
+ReplayBufferSamples""".split()
+
 
 class VecEnv:
     """What SB3's base class does for a VecEnv."""
@@ -50,17 +55,18 @@ class VecEnv:
 
 def _adapter():
     """The adapter, made on the stand-in, and no trace of it left."""
-    names = ("stable_baselines3", "common", "vec_env", "base_vec_env")
-    names = [".".join(names[: i + 1]) for i in range(len(names))]
+    common = "stable_baselines3.common"
+    modules = ("vec_env", "vec_env.base_vec_env", "base_class", "buffers", "type_aliases")
+    names = ["stable_baselines3", common, *(f"{common}.{module}" for module in modules)]
     before = dict(sys.modules)
     try:
         for name in names:
             sys.modules[name] = types.ModuleType(name)
-            for what in ("VecEnv", "VecEnvIndices", "VecEnvObs", "VecEnvStepReturn"):
+            for what in TAKEN:
                 setattr(sys.modules[name], what, VecEnv)
         return importlib.import_module("shmvec.adapters.sb3")
     finally:
-        for name in [*names, "shmvec.adapters.sb3"]:
+        for name in [*names, "shmvec.adapters.sb3", "shmvec.adapters._sb3_replay"]:
             sys.modules.pop(name, None)
             if name in before:
                 sys.modules[name] = before[name]

@@ -1113,9 +1113,11 @@ class Sampler(ReplayLog):
         """Draws transitions: rewards, discounts, flags, indices, probabilities."""
     def choose(self, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]:
         """Likewise, of given transitions."""
-    def update(
-        self, indices: npt.NDArray[np.int64], priorities: npt.NDArray[np.float64]
-    ) -> None:
+    def holds(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether each of these transitions is there."""
+    def latest(self) -> npt.NDArray[np.int64]:
+        """The index of each env's last step; -1: it is no transition, or there is none."""
+    def update(self, indices: npt.NDArray[np.int64], priorities: npt.NDArray[np.float64]) -> None:
         """Sets priorities; transitions that are gone are passed over."""
     def room(self, key: object, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array for a part of a batch; the key says for which."""

@@ -462,6 +462,10 @@ cdef class Sampler(ReplayLog):
         Raises:
             IndexError: One of them is no transition, or was overwritten.
         """
+        cdef float[::1] rewards
+        cdef float[::1] discounts
+        cdef uint8_t[::1] terminations
+        cdef uint8_t[::1] truncations
         cdef Py_ssize_t i
         cdef Py_ssize_t size = indices.shape[0]
         self.finish()
@@ -471,12 +475,39 @@ cdef class Sampler(ReplayLog):
         self.envs = np.empty(size, np.intp)
         self.steps = np.empty(size, np.int64)
         self.lasts = np.empty(size, np.int64)
+        rewards, discounts = arrays[0], arrays[1]
+        terminations, truncations = arrays[2].view(np.uint8), arrays[3].view(np.uint8)
         for i in range(size):
-            if not self.take_row(i, indices[i] % self.num_envs, indices[i] // self.num_envs,
-                                 arrays[0], arrays[1], arrays[2].view(np.uint8),
-                                 arrays[3].view(np.uint8)):
+            if indices[i] < 0 or not self.take_row(
+                    i, indices[i] % self.num_envs, indices[i] // self.num_envs, rewards, discounts,
+                    terminations, truncations):
                 raise IndexError(f"there is no transition {indices[i]} (any more)")
         return *arrays, np.array(indices), None
+
+    def holds(self, const int64_t[::1] indices):
+        """Whether each of these transitions is there."""
+        cdef double total
+        cdef Py_ssize_t i
+        held = np.empty(indices.shape[0], np.bool_)
+        cdef uint8_t[::1] results = held.view(np.uint8)
+        for i in range(indices.shape[0]):
+            results[i] = indices[i] >= 0 and self.last_of(
+                indices[i] % self.num_envs, indices[i] // self.num_envs, &total) >= 0
+        return held
+
+    def latest(self):
+        """The index of each env's last step; -1: it is no transition, or there is none."""
+        cdef Py_ssize_t env
+        cdef int64_t position
+        indices = np.full(self.num_envs, -1, np.int64)
+        cdef int64_t[::1] results = indices
+        for env in range(self.num_envs):
+            position = self.committed[env] - 1
+            if position > 0 and self.kinds[self.row(env, position)] & START:
+                position -= 1
+            if position > self.oldest[env] and self.is_transition(self.row(env, position)):
+                results[env] = position * self.num_envs + env
+        return indices
 
     def update(self, const int64_t[::1] indices, const double[::1] priorities):
         """Sets priorities, which are positive; transitions that are gone are passed over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,6 +157,7 @@ class Piecewise:
         for array in self._places:
             if array.rows == 1:
                 self._reserve(array.offset, array.nbytes)
+        self._closes = weakref.finalize(self, os.close, descriptor)  # once, however often called
 
     def reserve(self, position: int) -> int:
         """Reserves rows up to a position and some more; returns the position reached.
@@ -216,7 +218,7 @@ class Piecewise:
 
     def close(self) -> None:
         """Closes the descriptor; the memory stays as long as it is mapped."""
-        os.close(self._descriptor)
+        self._closes()
 
 
 def _padded(nbytes: int) -> int:

@@ -30,6 +30,7 @@ except ImportError as error:
 from shmvec._arguments import checked_env_fns, checked_options, checked_seeds
 from shmvec._options import takes_options
 from shmvec.adapters._sb3_env import RESET_INFO, SB3Env
+from shmvec.adapters._sb3_replay import ShmReplayBuffer
 from shmvec.adapters._shared import TwoCallSteps, forwarded, split_end
 from shmvec.exchange import (
     Answers,
@@ -41,7 +42,7 @@ from shmvec.exchange import (
 from shmvec.faults import EnvTimeoutError, WorkerCrashError
 from shmvec.spaces import batched
 
-__all__ = ["AgentVecEnv", "ShmVecEnv"]
+__all__ = ["AgentVecEnv", "ShmReplayBuffer", "ShmVecEnv"]
 
 _CLOSE_S = 2.0  # for envs to close while one of them is over its time limit
 
@@ -208,6 +209,11 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
     def __repr__(self) -> str:
         """How many envs it steps, where, and how; and whether it is closed."""
         return repr(self._exchange)
+
+    @property
+    def exchange(self) -> Exchange:
+        """The :class:`~shmvec.exchange.Exchange` that does the work."""
+        return self._exchange
 
     num_workers = forwarded("_exchange", "num_workers")
     processes = forwarded("_exchange", "processes")

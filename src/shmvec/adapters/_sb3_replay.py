@@ -1,0 +1,340 @@
+"""Stable-Baselines3's ``ReplayBuffer`` on a ``shmvec.Replay``: nothing but actions is copied."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.vec_env import (
+    VecCheckNan,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+    VecVideoRecorder,
+)
+
+from shmvec.replay import Replay
+
+__all__ = ["ShmReplayBuffer"]
+
+_PLAIN = (VecCheckNan, VecMonitor, VecVideoRecorder)  # observations and rewards pass through them
+_SPARE = 80  # records of an env, more than a replay leaves alone
+_FILE = "sb3.npz"
+
+
+class _Kwargs(dict[str, Any]):
+    """Arguments of a buffer; a saved model has none of them, for envs cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        return dict, ()
+
+
+class ShmReplayBuffer(ReplayBuffer):
+    """The replay buffer of an off-policy algorithm, whose steps the workers of the envs record.
+
+    For DQN, SAC, TD3 and others. Samples are those of SB3's ``ReplayBuffer`` and
+    ``DictReplayBuffer`` for the same steps, and so is what is learned. The buffer itself keeps
+    actions, as the algorithm knows them, and where each step was recorded; observations are stored
+    once, of ``VecFrameStack`` and ``FrameStackObservation`` each frame once.
+
+    A step that was lost with its worker is not sampled. If episodes have fewer than 16 steps on
+    average, the oldest steps may be gone before the buffer is full; they are not sampled either.
+    Final observations are as the envs returned them, where SB3 has them normalised by
+    ``VecNormalize`` and back.
+
+    Attributes:
+        replay: The :class:`shmvec.Replay`.
+        actions: ``(buffer_size, num_envs, ...)``, as the algorithm has stored them.
+
+    Example:
+        >>> from stable_baselines3 import DQN
+        >>> from stable_baselines3.common.env_util import make_vec_env
+        >>> from shmvec.adapters.sb3 import ShmReplayBuffer, ShmVecEnv
+        >>> env = make_vec_env(
+        ...     "CartPole-v1",
+        ...     n_envs=4,
+        ...     vec_env_cls=ShmVecEnv,
+        ...     vec_env_kwargs={"start_method": "fork", "num_workers": 2},
+        ... )
+        >>> model = DQN(
+        ...     "MlpPolicy",
+        ...     env,
+        ...     buffer_size=10_000,
+        ...     replay_buffer_class=ShmReplayBuffer,
+        ...     replay_buffer_kwargs=ShmReplayBuffer.of(env),
+        ...     device="cpu",
+        ... )
+        >>> _ = model.learn(400)
+        >>> model.replay_buffer.replay
+        Replay(400 transitions, capacity=10,952)
+        >>> env.close()
+    """
+
+    pos: int
+    full: bool
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        device: Any = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        envs: Any = None,
+        saved: str | os.PathLike[str] | None = None,
+        on_disk: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Begins to record the envs; an algorithm calls it.
+
+        Args:
+            buffer_size: Number of steps, of all envs together.
+            observation_space: The algorithm's.
+            action_space: The algorithm's.
+            device: Where samples are.
+            n_envs: Number of envs.
+            optimize_memory_usage: False: there is nothing to be optimised.
+            handle_timeout_termination: Whether an episode that was truncated is not "done".
+            envs: The algorithm's envs: a ShmVecEnv, in SB3's wrappers or without.
+            saved: A folder that :meth:`save` has written: the buffer goes on with it.
+            on_disk: As for :class:`shmvec.Replay`.
+
+        Raises:
+            ValueError: There are no envs, or they are not the algorithm's.
+            TypeError: The envs are no ShmVecEnv, or one of their wrappers changes observations or
+                rewards in a way that is not known.
+            OSError: There is not enough memory.
+        """
+        super(ReplayBuffer, self).__init__(
+            buffer_size, observation_space, action_space, device, n_envs=n_envs
+        )
+        if envs is None:
+            raise ValueError(
+                "ShmReplayBuffer needs the envs: replay_buffer_kwargs=ShmReplayBuffer.of(env), "
+                "also for a model that is loaded: load(path, env, replay_buffer_kwargs=...)"
+            )
+        if optimize_memory_usage:
+            raise ValueError(
+                "ShmReplayBuffer stores observations once: leave optimize_memory_usage out"
+            )
+        self.optimize_memory_usage = False
+        self.handle_timeout_termination = handle_timeout_termination
+        self.buffer_size = max(buffer_size // n_envs, 1)
+        envs = BaseAlgorithm._wrap_env(envs)  # as algorithms do: it may transpose images
+        if envs.observation_space != observation_space or envs.num_envs != n_envs:
+            raise ValueError(f"these are not the envs of the algorithm: {envs}")
+        self._chain = _chain(envs)
+        frames, padding = _stack(envs.unwrapped, self._chain)
+        if saved is None:
+            depth = self.buffer_size + self.buffer_size // 16 + _SPARE + 2 * frames
+            self.replay = Replay(
+                envs.unwrapped,
+                depth * n_envs,
+                frame_stack=frames,
+                padding=padding,
+                on_disk=on_disk,
+            )
+        else:
+            self.replay = Replay.load(saved, envs.unwrapped, on_disk=on_disk)
+        self._stacked = frames if any(isinstance(w, VecFrameStack) for w in self._chain) else 1
+        kept = self._maybe_cast_dtype(action_space.dtype)
+        self.actions = np.zeros((self.buffer_size, n_envs, self.action_dim), kept)
+        self._indices = np.full((self.buffer_size, n_envs), -1, np.int64)
+        self._newest = np.full(n_envs, -1, np.int64)  # index of each env's last step
+        self._recorded = self.replay.stats().recorded
+        if saved is not None:
+            self._load(Path(saved))
+
+    @staticmethod
+    def of(envs: Any, **options: Any) -> dict[str, Any]:
+        """What ``replay_buffer_kwargs`` are, for these envs; the model can be saved.
+
+        Args:
+            envs: What the algorithm gets as its env.
+            **options: Other arguments, such as ``saved`` and ``handle_timeout_termination``.
+        """
+        return _Kwargs(envs=envs, **options)
+
+    def add(
+        self,
+        obs: Any,
+        next_obs: Any,
+        action: npt.NDArray[Any],
+        reward: npt.NDArray[Any],
+        done: npt.NDArray[Any],
+        infos: list[dict[str, Any]],
+    ) -> None:
+        """Notes where the last step was recorded, and its actions.
+
+        Raises:
+            RuntimeError: It is no step of these envs.
+        """
+        recorded, latest = self.replay.stats().recorded, self.replay.latest()
+        if recorded == self._recorded:
+            raise RuntimeError(
+                "this is no step of the envs that ShmReplayBuffer records: make a model with a "
+                "buffer for each ShmVecEnv, and give set_env() no other one"
+            )
+        self._indices[self.pos] = np.where(latest > self._newest, latest, -1)  # -1: it was lost
+        self._newest, self._recorded = np.maximum(self._newest, latest), recorded
+        self.actions[self.pos] = np.asarray(action).reshape(self.n_envs, self.action_dim)
+        self.pos += 1
+        if self.pos == self.buffer_size:
+            self.full, self.pos = True, 0
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """Draws steps at random, by NumPy's global generator as SB3 does.
+
+        Args:
+            batch_size: How many.
+            env: Normalises observations and rewards, if it is there.
+
+        Returns:
+            SB3's ``ReplayBufferSamples``, or ``DictReplayBufferSamples``.
+
+        Raises:
+            RuntimeError: There is none.
+        """
+        bound = self.buffer_size if self.full else self.pos
+        if bound == 0:
+            raise RuntimeError("there is nothing to sample yet: step the envs first")
+        rows, envs = self._drawn(bound, batch_size)
+        gone = np.flatnonzero(~self.replay.holds(self._indices[rows, envs]))
+        if gone.size and not self.replay.holds(self._indices[:bound].ravel()).any():
+            raise RuntimeError("there is nothing to sample: no step is recorded any more")
+        while gone.size:
+            rows[gone], envs[gone] = self._drawn(bound, gone.size)
+            gone = gone[~self.replay.holds(self._indices[rows[gone], envs[gone]])]
+        return self._samples(rows, envs, env)
+
+    def _get_samples(self, batch_inds: npt.NDArray[Any], env: VecNormalize | None = None) -> Any:
+        """Steps of these numbers, each of an env at random."""
+        return self._samples(batch_inds, np.random.randint(self.n_envs, size=len(batch_inds)), env)
+
+    def _drawn(self, bound: int, size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        return np.random.randint(bound, size=size), np.random.randint(self.n_envs, size=size)
+
+    def _samples(self, rows: npt.NDArray[Any], envs: npt.NDArray[Any], env: Any) -> Any:
+        batch = self.replay.at(self._indices[rows, envs])
+        dones = batch.terminations
+        if not self.handle_timeout_termination:
+            dones = dones | batch.truncations
+        before, after = (
+            self._sent(self._normalize_obs(self._seen(part), env))
+            for part in (batch.observations, batch.next_observations)
+        )
+        kind = DictReplayBufferSamples if isinstance(before, dict) else ReplayBufferSamples
+        return kind(
+            before,
+            self.to_torch(self.actions[rows, envs], copy=False),
+            after,
+            self.to_torch(dones.astype(np.float32)[:, None], copy=False),
+            self.to_torch(self._normalize_reward(batch.rewards[:, None], env), copy=False),
+        )
+
+    def _seen(self, observations: Any) -> Any:
+        """Observations of the envs as the algorithm sees them, through their wrappers."""
+        count = len(observations) if isinstance(observations, np.ndarray) else 0
+        if self._stacked > 1:  # wrappers below VecFrameStack see frames
+            observations = observations.reshape(-1, *observations.shape[2:])
+        for wrapper in self._chain:
+            if isinstance(wrapper, VecTransposeImage):
+                observations = wrapper.transpose_observations(observations)
+            elif isinstance(wrapper, VecFrameStack):
+                stack: Any = wrapper.stacked_obs
+                axis = 1 if stack.channels_first else observations.ndim - 1
+                frames = observations.reshape(count, self._stacked, *observations.shape[1:])
+                observations = np.moveaxis(frames, 1, axis).reshape(count, *stack.stacked_shape)
+        if isinstance(observations, dict):
+            shapes: Any = self.obs_shape
+            return {key: self._shaped(part, shapes[key]) for key, part in observations.items()}
+        return self._shaped(observations, self.obs_shape)
+
+    @staticmethod
+    def _shaped(array: npt.NDArray[Any], shape: Any) -> npt.NDArray[Any]:
+        return np.ascontiguousarray(array.reshape(len(array), *shape))
+
+    def _sent(self, observations: Any) -> Any:
+        """Observations as tensors."""
+        if isinstance(observations, dict):
+            return {key: self.to_torch(part, copy=False) for key, part in observations.items()}
+        return self.to_torch(observations, copy=False)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Saves the buffer: a model with ``saved=folder`` goes on with it.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self.replay.save(folder)
+        state: dict[str, Any] = {"pos": self.pos, "full": self.full, "newest": self._newest}
+        with (Path(folder) / _FILE).open("wb") as file:
+            np.savez(file, actions=self.actions, indices=self._indices, **state)
+
+    def _load(self, folder: Path) -> None:
+        with np.load(folder / _FILE) as arrays:
+            if arrays["actions"].shape != self.actions.shape:
+                raise ValueError(
+                    f"{folder} holds a buffer of {arrays['actions'].shape[:2]} steps and envs, not "
+                    f"{self.actions.shape[:2]}: buffer_size must be the same"
+                )
+            self.actions, self._indices = arrays["actions"], arrays["indices"]
+            self._newest = arrays["newest"]
+            self.pos, self.full = int(arrays["pos"]), bool(arrays["full"])
+
+    def __getstate__(self) -> Any:
+        """Refuses to be pickled: what it holds is too large, and its envs cannot be."""
+        raise TypeError(
+            "ShmReplayBuffer is not pickled, as save_replay_buffer() would: call "
+            "model.replay_buffer.save(folder), and go on with "
+            "replay_buffer_kwargs=ShmReplayBuffer.of(env, saved=folder)"
+        )
+
+
+def _chain(envs: Any) -> list[Any]:
+    """The wrappers that change what the algorithm sees, the innermost first."""
+    found: list[Any] = []
+    while envs is not envs.unwrapped:
+        if isinstance(envs, VecNormalize):
+            if found:
+                raise TypeError(
+                    f"SB3's buffers need VecNormalize outside of {type(found[-1]).__name__}"
+                )
+        elif isinstance(envs, VecTransposeImage | VecFrameStack):
+            found.append(envs)
+        elif not isinstance(envs, _PLAIN):
+            raise TypeError(
+                f"ShmReplayBuffer does not know what {type(envs).__name__} does to observations "
+                "and rewards: wrap the envs instead, in their functions, or use SB3's own buffer"
+            )
+        envs = envs.venv
+    return found[::-1]
+
+
+def _stack(envs: Any, chain: list[Any]) -> tuple[int, str]:
+    """The number of frames of an observation, and what precedes an episode."""
+    stacks = [wrapper for wrapper in chain if isinstance(wrapper, VecFrameStack)]
+    shape = envs.observation_space.shape
+    if not stacks:
+        if envs.has_attr("stack_size") and envs.has_attr("padding_type"):
+            frames, padding = envs.get_attr("stack_size", 0)[0], envs.get_attr("padding_type", 0)[0]
+            if padding in ("reset", "zero") and shape and len(shape) > 1 and shape[0] == frames:
+                return frames, padding
+        return 1, "reset"
+    frames = stacks[0].stacked_obs.n_stack
+    if len(stacks) > 1 or (shape and len(shape) > 1 and shape[0] == frames):
+        raise TypeError(
+            "ShmReplayBuffer cannot tell a stack from a frame here: use gymnasium's "
+            "FrameStackObservation in the envs' functions instead of VecFrameStack"
+        )
+    return frames, "zero"
