@@ -20,8 +20,8 @@ meanwhile costs it nothing. `held` is for how long a sample stops a thread that 
 holds the GIL for that long, or takes it so often (an idle machine is needed for that). With
 priorities, `priorities` is what it takes to set those of the sample anew. The limit is a copy of as
 many bytes, by a thread or by one a core, whichever is faster: of a batch step's results, and of a
-sample. TorchRL samples pictures with a thread of torch's a core, and few numbers with one, which is
-some ten times faster here.
+sample. Torch has one thread (`--torch-threads`): a second one makes TorchRL's samples of Atari
+faster where both cores are idle, and all of them many times slower where they are not.
 
 `bytes` is by how much the memory of all processes has grown, shared memory and mapped files
 included, when the buffer was full, for each transition. The other figures are medians over turns,
@@ -146,7 +146,6 @@ class Source:
             [workload.make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP
         )
         self.close = self.envs.close
-        self.stacked = workload.stacked
         self.envs.action_space.seed(0)
         self._actions = [self.envs.action_space.sample() for _ in range(16)]
         self._steps = 0
@@ -246,8 +245,7 @@ class TorchRL(Buffer):
         torch = import_module("torch")
         rb = import_module("torchrl.data.replay_buffers")
         self._dict = import_module("tensordict").TensorDict
-        self._torch, self._tensor = torch, torch.from_numpy
-        self._threads = usable_cores() if source.stacked else 1
+        self._tensor = torch.from_numpy
         try:
             sampler = rb.PrioritizedSampler(capacity, ALPHA, BETA) if prioritized else None
         except RuntimeError as error:
@@ -264,7 +262,6 @@ class TorchRL(Buffer):
 
     def insert(self, batch: Batch) -> None:
         """Adds; it takes tensors in a TensorDict, as TorchRL's envs return them."""
-        self._torch.set_num_threads(1)  # of a batch step's few bytes
         tensor, num = self._tensor, len(batch.rewards)
         following = {
             "observation": tensor(batch.following),
@@ -282,7 +279,6 @@ class TorchRL(Buffer):
 
     def sample(self) -> Any:
         """A TensorDict."""
-        self._torch.set_num_threads(self._threads)
         return self._buffer.sample()
 
     def prioritize(self, sample: Any, priorities: Any) -> None:
@@ -758,7 +754,10 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=NUM_ENVS)
     parser.add_argument("--memory", action="store_true", help="only the memory, of Atari")
     parser.add_argument("--transitions", type=int, default=50_000, help="with --memory")
+    parser.add_argument("--torch-threads", type=int, default=1)
     options = parser.parse_args()
+    with contextlib.suppress(ImportError):
+        import_module("torch").set_num_threads(options.torch_threads)
     print(described(machine()))
     if options.memory:
         weigh(options, Progress(sys.stderr))
