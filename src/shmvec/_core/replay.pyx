@@ -36,6 +36,16 @@ from shmvec._core.csrc cimport (
 
 import numpy as np
 
+cdef extern from *:
+    """
+    static inline void sv_fetch(const char *at, size_t bytes)
+    {
+        for (size_t i = 0; i < bytes && i < 512; i += 64)
+            __builtin_prefetch(at + i);
+    }
+    """
+    void sv_fetch(const char *at, size_t bytes) noexcept nogil
+
 cdef enum:
     START = 1
     STEP = 2
@@ -46,6 +56,7 @@ cdef enum:
 cdef Py_ssize_t RECORDS_MOST = 2  # of a request
 cdef Py_ssize_t CHUNK = 8         # rows of a batch that a thread takes at a time
 cdef Py_ssize_t SHARED_BYTES = 1 << 18  # a batch of fewer takes less than to wake a thread
+cdef Py_ssize_t AHEAD = 12        # rows of a small batch that are fetched ahead
 cdef int ROUNDS_MOST = 1000       # draws without a transition, after which there is none
 
 
@@ -433,10 +444,16 @@ cdef class Sampler(ReplayLog):
                     "episode's end. Step the envs first")
             if self.tree is None:
                 numbers = rng.integers(total, size=max(size - filled, 16))
-                for i in range(numbers.shape[0]):
+                for i in range(numbers.shape[0]):  # rows, first of all: memory is fetched meanwhile
                     env = self.env_of(numbers[i])
+                    numbers[i] += self.committed[env] - self.ends[env]
+                    row = self.row(env, numbers[i])
+                    numbers[i] = numbers[i] * self.num_envs + env
+                    sv_fetch(<char *>&self.kinds[row], 1)
+                    sv_fetch(<char *>&self.rewards[row], 1)
+                for i in range(numbers.shape[0]):
                     filled += self.take_row(
-                        filled, env, self.committed[env] - self.ends[env] + numbers[i], rewards,
+                        filled, numbers[i] % self.num_envs, numbers[i] // self.num_envs, rewards,
                         discounts, terminations, truncations)
                     if filled == size:
                         break
@@ -553,7 +570,11 @@ cdef class Sampler(ReplayLog):
             self.parts[self.num_observations + i].after = NULL
         if nbytes * self.size < SHARED_BYTES:
             with nogil:
+                for i in range(min(AHEAD, self.size)):
+                    self.fetch_row(i)
                 for i in range(self.size):
+                    if i + AHEAD < self.size:
+                        self.fetch_row(i + AHEAD)
                     self.fill_row(i)
             return
         self.batch = observations, after, actions
@@ -568,6 +589,17 @@ cdef class Sampler(ReplayLog):
             sv_parallel_finish(self.threads)
         self.batch = None
         return 0
+
+    cdef void fetch_row(self, Py_ssize_t i) noexcept nogil:
+        """Has the caches fetch what a row of a batch is made of: rows lie anywhere in the memory."""
+        cdef Py_ssize_t j
+        cdef Py_ssize_t row = self.row(self.envs[i], self.steps[i])
+        cdef Py_ssize_t before = self.row(self.envs[i], self.steps[i] - 1)
+        sv_fetch(<char *>&self.kinds[before], 1)
+        for j in range(self.num_parts):
+            sv_fetch(self.parts[j].rows + row * self.parts[j].nbytes, self.parts[j].nbytes)
+            if self.parts[j].after is not NULL:
+                sv_fetch(self.parts[j].rows + before * self.parts[j].nbytes, self.parts[j].nbytes)
 
     cdef void fill_row(self, Py_ssize_t i) noexcept nogil:
         cdef Py_ssize_t j
