@@ -3,7 +3,8 @@
 Mnih et al., 2015 (DQN), and Haarnoja et al., 2018 (arXiv:1812.05905), in sizes that CleanRL's
 single-file scripts have. A step is begun, then the learner learns from what it has met before, then
 the step's results are taken: the env computes meanwhile, if the vector env lets it. Whether it does
-changes nothing about what is learned.
+changes nothing about what is learned. Steps are copied into arrays, or the
+env's worker records them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import torch
 from learner import Clock, network
 from torch import nn
 
-__all__ = ["DQN", "SAC", "OffPolicy"]
+__all__ = ["BUFFER", "DQN", "SAC", "OffPolicy"]
 
-_BUFFER = 10_000
+BUFFER = 10_000  # steps
 _GAMMA = 0.99
 
 
@@ -37,7 +38,9 @@ class OffPolicy:
     batch_size = 128
     learning_starts = 500  # steps
 
-    def __init__(self, envs: Any, *, waits: bool, threads: int, seed: int = 1) -> None:
+    def __init__(
+        self, envs: Any, *, waits: bool, threads: int, seed: int = 1, replay: Any = None
+    ) -> None:
         """Makes a learner and resets the env.
 
         Args:
@@ -45,19 +48,20 @@ class OffPolicy:
             waits: It calls ``step`` before it learns; else ``step_async``.
             threads: Torch's.
             seed: Of the learner and the env.
+            replay: A shmvec.Replay of them, from which it learns; None: from what it copies.
         """
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
         self._random = np.random.default_rng(seed)
-        self._envs, self._waits = envs, waits
+        self._envs, self._waits, self._replay = envs, waits, replay
         self._make(envs.single_observation_space, envs.single_action_space)
         size, actions = envs.single_observation_space.shape, envs.single_action_space
         self._met = {
-            "observations": np.zeros((_BUFFER, *size), np.float32),
-            "following": np.zeros((_BUFFER, *size), np.float32),
-            "actions": np.zeros((_BUFFER, *actions.shape), actions.dtype),
-            "rewards": np.zeros(_BUFFER, np.float32),
-            "terminations": np.zeros(_BUFFER, np.float32),
+            "observations": np.zeros((BUFFER, *size), np.float32),
+            "following": np.zeros((BUFFER, *size), np.float32),
+            "actions": np.zeros((BUFFER, *actions.shape), actions.dtype),
+            "rewards": np.zeros(BUFFER, np.float32),
+            "terminations": np.zeros(BUFFER, np.float32),
         }
         self.returns: list[float] = []
         self.steps = self._iterations = 0
@@ -84,15 +88,16 @@ class OffPolicy:
         clock("env")
         observations, rewards, terminations, truncations, infos = results
         if not self._over:
-            row = self.steps % _BUFFER
-            for name, values in (
-                ("observations", self._observations),
-                ("following", observations),
-                ("actions", actions),
-                ("rewards", rewards),
-                ("terminations", terminations),
-            ):
-                self._met[name][row] = values[0]
+            if self._replay is None:
+                row = self.steps % BUFFER
+                for name, values in (
+                    ("observations", self._observations),
+                    ("following", observations),
+                    ("actions", actions),
+                    ("rewards", rewards),
+                    ("terminations", terminations),
+                ):
+                    self._met[name][row] = values[0]
             self.steps += 1
         self._over = bool(terminations[0] or truncations[0])
         self._observations = observations
@@ -102,7 +107,16 @@ class OffPolicy:
 
     def _batch(self) -> dict[str, Any]:
         """What was met, at random."""
-        rows = self._random.integers(min(self.steps, _BUFFER), size=self.batch_size)
+        if self._replay is not None:
+            drawn = self._replay.sample(self.batch_size, device="cpu")
+            return {
+                "observations": drawn.observations.float(),
+                "following": drawn.next_observations.float(),
+                "actions": drawn.actions,
+                "rewards": drawn.rewards,
+                "terminations": drawn.terminations.float(),
+            }
+        rows = self._random.integers(min(self.steps, BUFFER), size=self.batch_size)
         return {name: torch.from_numpy(met[rows]) for name, met in self._met.items()}
 
     def weights(self) -> float:

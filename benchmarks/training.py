@@ -12,7 +12,8 @@ write where the learner reads), shmvec's Pipeline (some envs step while the poli
 policy is asked about some at a time, so its curve is another) and EnvPool's C++ envs, where it has
 the env: bare, and HalfCheetah also with Gymnasium's vector wrappers in place of the envs' own. DQN
 and SAC begin a step, learn, and take its results then; "waits" means that they call step() before
-they learn instead. What they learn from is the same.
+they learn instead. What they learn from is the same; but for "Replay", that draws it from a
+shmvec.Replay of as many steps, where the others copy: its draws, and so its curve, are others.
 
 Each contender is a process of its own, with torch and its envs loaded. They take turns; a turn is
 a whole training run, from the same seed. The clock starts after the first reset: what starting
@@ -55,7 +56,7 @@ import torch
 from apart import Apart
 from keeping import Row, merged, read, write
 from learner import PARTS, Recipe, Threads, Training
-from offpolicy import DQN, SAC, OffPolicy
+from offpolicy import BUFFER, DQN, SAC, OffPolicy
 from processes import cpu_s, descendants
 from workloads import WORKLOADS, cartpole, cheetah, clipped, pong
 
@@ -136,6 +137,7 @@ NAMES = {
     "ours-waits": "ShmVectorEnv, waits",
     "rollout": "ShmVectorEnv, rollouts",
     "pipeline": "ShmVectorEnv, Pipeline",
+    "replay": "ShmVectorEnv, Replay",
     "envpool": "EnvPool (C++)",
     "envpool-normalised": "EnvPool (C++), normalised",
 }
@@ -146,8 +148,8 @@ def systems(run: Run) -> Iterator[str]:
     for name in NAMES:
         if name == "envpool-normalised" and run.make is not cheetah:
             continue
-        of_ppo = name in ("rollout", "pipeline")
-        if not (of_ppo and not run.ppo or name.endswith("-waits") and run.ppo):
+        of_ppo, of_others = name in ("rollout", "pipeline"), name.endswith(("-waits", "replay"))
+        if not (of_others if run.ppo else of_ppo):
             yield name
 
 
@@ -223,7 +225,8 @@ def trained(
         )
         iterations = -(-steps // run.recipe.steps)
     else:
-        training = run.recipe(envs, waits=waits, threads=threads.learning)
+        replay = shmvec.Replay(envs, BUFFER, seed=1) if system == "replay" else None
+        training = run.recipe(envs, waits=waits, threads=threads.learning, replay=replay)
         iterations = steps
     workers = descendants()
     me, learner = os.getpid(), threading.get_native_id()
@@ -233,6 +236,8 @@ def trained(
         training.iterate()
     wall = time.perf_counter() - begin
     (main, others), theirs = _cpu(me, learner), cpu_s(workers)
+    if system == "replay":
+        replay.close()
     return {
         "wall_s": wall,
         **{f"{part}_s": seconds for part, seconds in training.clock.seconds.items()},
@@ -295,7 +300,7 @@ def measure(
         keys = []
         for system, threads in product(options.system, options.threads):
             if system in systems(run):
-                ours = system in ("ours", "ours-waits", "rollout", "pipeline")
+                ours = system in ("ours", "ours-waits", "rollout", "pipeline", "replay")
                 variants = options.ours if ours else [{}]
                 keys += [(system, threads, variant) for variant in variants]
         for system, threads, variant in keys:
@@ -366,7 +371,8 @@ def disagreements(rows: Sequence[Row]) -> Iterator[str]:
     """Runs from the same seed that did not learn the same, turn by turn."""
     cells: dict[Any, dict[str, tuple[str, ...]]] = {}
     for row in rows:
-        if not row["system"].startswith((NAMES["envpool"], NAMES["pipeline"])):
+        others = NAMES["envpool"], NAMES["pipeline"], NAMES["replay"]
+        if not row["system"].startswith(others):
             name = f"{row['system']} {row['options']}".strip()
             cells.setdefault((row["run"], row["threads"]), {})[name] = tuple(row["curves"])
     for (run, threads), curves in cells.items():

@@ -47,6 +47,33 @@ def test_ppo_gets_the_same_curve_on_every_class():
     assert len(curves) == 1
 
 
+@pytest.mark.deep
+def test_dqn_learns_cartpole():
+    pytest.importorskip("torch")
+    lines = run("dqn.py", "--total-timesteps", "6000")
+    means = [float(line.split()[4]) for line in lines[:-1]]
+    assert len(means) > 5 and means[-1] > 1.5 * min(means[:3])
+    assert int(lines[-1].split()[0].replace(",", "")) > 5500
+
+
+@pytest.mark.deep
+def test_dqn_on_frames_of_pong():
+    pytest.importorskip("torch")
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    options = ["--learning-starts", "300", "--total-timesteps", "400", "--batch-size", "8"]
+    last = run("dqn.py", "--env-id", "ALE/Pong-v5", *options, "--capacity", "500")[-1]
+    assert last == "400 transitions, 24 updates"
+
+
+def test_dqn_and_sac_update_as_often_as_they_are_told():
+    pytest.importorskip("torch")
+    last = run("dqn.py", "--total-timesteps", "1400")[-1]
+    assert last.endswith(" transitions, 99 updates")
+    last = run("sac.py", "--total-timesteps", "620", "--batch-size", "32")[-1]
+    assert last.endswith(" transitions, 118 updates")
+
+
 def test_ppo_logs_what_tensorboard_users_expect(tmp_path):
     pytest.importorskip("torch")
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

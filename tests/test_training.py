@@ -21,6 +21,14 @@ def test_by_a_pipeline_and_with_other_envs(tmp_path):
     assert all(400 < row["steps"] <= 512 and row["episodes"] > 5 for row in rows)
 
 
+def test_by_a_replay(tmp_path):
+    few = ["--run", "dqn", "--rounds", "2", "--system", "sync", "replay", "--steps", "700"]
+    _, results = run_benchmark("training.py", tmp_path, *few)
+    rows = results["training"]
+    assert [row["system"] for row in rows] == ["SyncVectorEnv", "ShmVectorEnv, Replay"]
+    assert len(set(rows[1]["curves"])) == 1 and rows[1]["episodes"] > 5
+
+
 @pytest.mark.parametrize("kind", ["cartpole", "dqn"])
 def test_the_same_curve(tmp_path, kind):
     arguments = ["--run", kind, "--system", "sync", "async", "ours", "rollout", "ours-waits"]
