@@ -14,7 +14,7 @@ __all__ = ["INSTALLED", "AgentVecEnv", "ShmVecEnv"]
 
 # What the adapter imports. Its replay buffer is not tested without SB3.
 TAKEN = """VecEnv VecEnvIndices VecEnvObs VecEnvStepReturn VecCheckNan VecFrameStack VecMonitor
-VecNormalize VecTransposeImage VecVideoRecorder BaseAlgorithm ReplayBuffer DictReplayBufferSamples
+VecNormalize VecTransposeImage VecVideoRecorder ReplayBuffer DictReplayBufferSamples
 ReplayBufferSamples""".split()
 
 
@@ -56,7 +56,7 @@ class VecEnv:
 def _adapter():
     """The adapter, made on the stand-in, and no trace of it left."""
     common = "stable_baselines3.common"
-    modules = ("vec_env", "vec_env.base_vec_env", "base_class", "buffers", "type_aliases")
+    modules = ("vec_env", "vec_env.base_vec_env", "buffers", "type_aliases")
     names = ["stable_baselines3", common, *(f"{common}.{module}" for module in modules)]
     before = dict(sys.modules)
     try:

@@ -1,5 +1,6 @@
 """Stable-Baselines3's off-policy algorithms on ``ShmReplayBuffer``: as on SB3's own buffer."""
 
+import copy
 import io
 import os
 import signal
@@ -40,14 +41,14 @@ class Walk(gym.Env):
     """Episodes of a few steps that terminate, or are truncated, or both."""
 
     def __init__(self, observations, actions):
-        self.observation_space, self.action_space = observations, actions
+        self.observation_space, self.action_space = copy.deepcopy(observations), actions
 
     def observation(self):
-        self.observation_space._np_random = self.np_random
         return self.observation_space.sample()
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(1 << 30)))
         self.left = self.np_random.integers(1, 10)
         return self.observation(), {}
 
@@ -57,6 +58,26 @@ class Walk(gym.Env):
         self.left = max(self.left, 1)
         reward = float(np.sum(action)) + self.np_random.random()
         return self.observation(), reward, bool(ends[0]), bool(ends[1]), {}
+
+
+class Asked:
+    """A buffer that is asked for rows."""
+
+    def rows(self, rows, env):
+        np.random.seed(1)
+        return self._get_samples(rows, env)
+
+
+class Ours(Asked, ShmReplayBuffer):
+    pass
+
+
+class Theirs(Asked, ReplayBuffer):
+    pass
+
+
+class TheirDicts(Asked, DictReplayBuffer):
+    pass
 
 
 VECTORS = gym.spaces.Box(-2, 2, (3,), np.float32)
@@ -140,7 +161,7 @@ def both(model, theirs):
 
 def theirs_of(model, **options):
     ours = model.replay_buffer
-    kind = DictReplayBuffer if isinstance(ours.observation_space, gym.spaces.Dict) else ReplayBuffer
+    kind = TheirDicts if isinstance(ours.observation_space, gym.spaces.Dict) else Theirs
     return kind(
         ours.buffer_size * NUM_ENVS,
         ours.observation_space,
@@ -159,8 +180,7 @@ def drawn(buffer, size, env, seed=0):
 def check(mine, reference, inexact=False):
     """Equal samples: values, dtypes and memory's order."""
     assert type(mine) is type(reference)
-    for field in mine._fields:
-        a, b = getattr(mine, field), getattr(reference, field)
+    for a, b in zip(mine, reference, strict=True):
         for ours, theirs in zip(
             *(list(part.values()) if isinstance(part, dict) else [part] for part in (a, b)),
             strict=True,
@@ -168,9 +188,9 @@ def check(mine, reference, inexact=False):
             if theirs is None:
                 assert ours is None
                 continue
-            assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), field
+            assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
             assert ours.is_contiguous()
-            exact = not (inexact and field == "next_observations")
+            exact = not (inexact and a is mine.next_observations)
             torch.testing.assert_close(
                 ours, theirs, rtol=0 if exact else 1e-3, atol=0 if exact else 1e-3
             )
@@ -182,13 +202,11 @@ def test_samples_are_those_of_sb3(name, timeouts):
     options = {"handle_timeout_termination": timeouts}
     with closing(made(name)) as env:
         model = algorithm(
-            env,
-            replay_buffer_class=ShmReplayBuffer,
-            replay_buffer_kwargs=ShmReplayBuffer.of(env, **options),
+            env, replay_buffer_class=Ours, replay_buffer_kwargs=Ours.of(env, **options)
         )
         theirs = theirs_of(model, **options)
         both(model, theirs)
-        normalise = model._vec_normalize_env
+        normalise = model.get_vec_normalize_env()
         for steps in (9, 60, 300):  # the last one goes round
             model.learn(steps)
             inexact = normalise is not None
@@ -199,10 +217,8 @@ def test_samples_are_those_of_sb3(name, timeouts):
                     inexact,
                 )
             rows = np.arange(model.replay_buffer.pos)
-            np.random.seed(1)
-            mine = model.replay_buffer._get_samples(rows, normalise)
-            np.random.seed(1)
-            check(mine, theirs._get_samples(rows, normalise), inexact)
+            mine = model.replay_buffer.rows(rows, normalise)
+            check(mine, theirs.rows(rows, normalise), inexact)
         assert model.replay_buffer.full and theirs.size() == model.replay_buffer.size()
         assert not hasattr(model.replay_buffer, "observations")
 
@@ -307,7 +323,7 @@ def test_a_step_that_was_lost_is_not_sampled():
         os.kill(env.processes[1].pid, signal.SIGKILL)
         model.learn(30, reset_num_timesteps=False)
         buffer = model.replay_buffer
-        assert (buffer._indices[:20] < 0).sum() == 1
+        assert (buffer.indices[:20] < 0).sum() == 1
         assert buffer.sample(500).observations.shape == (500, 3)
 
 
@@ -330,7 +346,7 @@ def test_short_episodes_leave_fewer_steps():
         )
         model.learn(1600)
         buffer = model.replay_buffer
-        held = buffer.replay.holds(buffer._indices.ravel())
+        held = buffer.replay.holds(buffer.indices.ravel())
         assert 0 < held.sum() < held.size
         assert (buffer.sample(500).dones == 1).all()
 
@@ -355,6 +371,7 @@ def test_what_is_refused():
         refused(ValueError, "not the envs", of=other)
     with closing(DummyVecEnv([lambda: Walk(VECTORS, DISCRETE)] * NUM_ENVS)) as other:
         refused(TypeError, "DummyVecEnv", of=other)
+    refused(TypeError, "got Walk", of=Walk(VECTORS, DISCRETE))
 
 
 def test_steps_of_other_envs_are_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import (
     VecCheckNan,
+    VecEnv,
     VecFrameStack,
     VecMonitor,
     VecNormalize,
@@ -53,6 +54,7 @@ class ShmReplayBuffer(ReplayBuffer):
     Attributes:
         replay: The :class:`shmvec.Replay`.
         actions: ``(buffer_size, num_envs, ...)``, as the algorithm has stored them.
+        indices: int64 ``(buffer_size, num_envs)``: those of the steps in the replay; -1: lost.
 
     Example:
         >>> from stable_baselines3 import DQN
@@ -130,7 +132,11 @@ class ShmReplayBuffer(ReplayBuffer):
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
         self.buffer_size = max(buffer_size // n_envs, 1)
-        envs = BaseAlgorithm._wrap_env(envs)  # as algorithms do: it may transpose images
+        if not isinstance(envs, VecEnv):
+            raise TypeError(f"ShmReplayBuffer records a ShmVecEnv, got {type(envs).__name__}")
+        if envs.observation_space != observation_space:
+            with contextlib.suppress(AssertionError):  # there are no pictures
+                envs = VecTransposeImage(envs)  # as algorithms do
         if envs.observation_space != observation_space or envs.num_envs != n_envs:
             raise ValueError(f"these are not the envs of the algorithm: {envs}")
         self._chain = _chain(envs)
@@ -149,7 +155,7 @@ class ShmReplayBuffer(ReplayBuffer):
         self._stacked = frames if any(isinstance(w, VecFrameStack) for w in self._chain) else 1
         kept = self._maybe_cast_dtype(action_space.dtype)
         self.actions = np.zeros((self.buffer_size, n_envs, self.action_dim), kept)
-        self._indices = np.full((self.buffer_size, n_envs), -1, np.int64)
+        self.indices = np.full((self.buffer_size, n_envs), -1, np.int64)
         self._newest = np.full(n_envs, -1, np.int64)  # index of each env's last step
         self._recorded = self.replay.stats().recorded
         if saved is not None:
@@ -185,7 +191,7 @@ class ShmReplayBuffer(ReplayBuffer):
                 "this is no step of the envs that ShmReplayBuffer records: make a model with a "
                 "buffer for each ShmVecEnv, and give set_env() no other one"
             )
-        self._indices[self.pos] = np.where(latest > self._newest, latest, -1)  # -1: it was lost
+        self.indices[self.pos] = np.where(latest > self._newest, latest, -1)  # -1: it was lost
         self._newest, self._recorded = np.maximum(self._newest, latest), recorded
         self.actions[self.pos] = np.asarray(action).reshape(self.n_envs, self.action_dim)
         self.pos += 1
@@ -209,12 +215,12 @@ class ShmReplayBuffer(ReplayBuffer):
         if bound == 0:
             raise RuntimeError("there is nothing to sample yet: step the envs first")
         rows, envs = self._drawn(bound, batch_size)
-        gone = np.flatnonzero(~self.replay.holds(self._indices[rows, envs]))
-        if gone.size and not self.replay.holds(self._indices[:bound].ravel()).any():
+        gone = np.flatnonzero(~self.replay.holds(self.indices[rows, envs]))
+        if gone.size and not self.replay.holds(self.indices[:bound].ravel()).any():
             raise RuntimeError("there is nothing to sample: no step is recorded any more")
         while gone.size:
             rows[gone], envs[gone] = self._drawn(bound, gone.size)
-            gone = gone[~self.replay.holds(self._indices[rows[gone], envs[gone]])]
+            gone = gone[~self.replay.holds(self.indices[rows[gone], envs[gone]])]
         return self._samples(rows, envs, env)
 
     def _get_samples(self, batch_inds: npt.NDArray[Any], env: VecNormalize | None = None) -> Any:
@@ -225,7 +231,7 @@ class ShmReplayBuffer(ReplayBuffer):
         return np.random.randint(bound, size=size), np.random.randint(self.n_envs, size=size)
 
     def _samples(self, rows: npt.NDArray[Any], envs: npt.NDArray[Any], env: Any) -> Any:
-        batch = self.replay.at(self._indices[rows, envs])
+        batch = self.replay.at(self.indices[rows, envs])
         dones = batch.terminations
         if not self.handle_timeout_termination:
             dones = dones | batch.truncations
@@ -279,7 +285,7 @@ class ShmReplayBuffer(ReplayBuffer):
         self.replay.save(folder)
         state: dict[str, Any] = {"pos": self.pos, "full": self.full, "newest": self._newest}
         with (Path(folder) / _FILE).open("wb") as file:
-            np.savez(file, actions=self.actions, indices=self._indices, **state)
+            np.savez(file, actions=self.actions, indices=self.indices, **state)
 
     def _load(self, folder: Path) -> None:
         with np.load(folder / _FILE) as arrays:
@@ -288,7 +294,7 @@ class ShmReplayBuffer(ReplayBuffer):
                     f"{folder} holds a buffer of {arrays['actions'].shape[:2]} steps and envs, not "
                     f"{self.actions.shape[:2]}: buffer_size must be the same"
                 )
-            self.actions, self._indices = arrays["actions"], arrays["indices"]
+            self.actions, self.indices = arrays["actions"], arrays["indices"]
             self._newest = arrays["newest"]
             self.pos, self.full = int(arrays["pos"]), bool(arrays["full"])
 
