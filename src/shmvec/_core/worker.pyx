@@ -721,6 +721,8 @@ cdef class WorkerLoop:
     cdef int fail(self, Py_ssize_t i, error) except -1:
         cdef int64_t now
         self.failures.append((self.first_env + i, self.operation, error))
+        if self.log is not None:  # the env may have done what it did not finish
+            self.log.interrupt(self.first_env + i)
         if self.trace is not NULL:
             now = sv_now_ns()
             sv_trace_add(self.trace, SV_TRACE_ERROR, <uint32_t>(self.first_env + i), now, now)
