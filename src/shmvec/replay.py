@@ -9,10 +9,12 @@ together by compiled code that needs no GIL, large ones ahead of the call that a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -42,6 +44,7 @@ _THREADS_MOST = 4
 _FORMAT = 1  # of saved replays
 _ROWS, _ABOUT, _PRIORITIES = "rows.bin", "replay.json", "priorities.npy"
 _LEAST_PRIORITY = 1e-6
+_LARGEST_PRIORITY = 1e100  # so that sums of them are finite
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ class Replay:
         self.n_step = checked_count("n_step", n_step)
         if not 0.0 < discount <= 1.0:
             raise ValueError(f"discount must be above 0 and at most 1, got {discount!r}")
-        if prioritized is not None and not prioritized > 0.0:
+        if prioritized is not None and not 0.0 < prioritized < float("inf"):
             raise ValueError(f"prioritized must be None or above 0, got {prioritized!r}")
         self.discount = float(discount)
         self._alpha = prioritized
@@ -203,7 +206,7 @@ class Replay:
         self.capacity = depth * exchange.num_envs
         self._exchange = exchange
         self._layout = LogLayout.of(exchange.layout, depth, newest)
-        self._folder = None if on_disk is None else Path(on_disk)
+        self._folder = None if on_disk is None else Path(on_disk).resolve()
         self._rng = np.random.default_rng(seed)
         self._begin(None)
 
@@ -212,17 +215,13 @@ class Replay:
     def _begin(self, saved: Path | None) -> None:
         """Makes the log, with what was saved, and has the workers write there."""
         exchange, layout = self._exchange, self._layout
-        if exchange.log is not None:
+        if exchange.log is not None and not exchange.log.ended:
             raise ValueError("another replay records these envs: close() it first")
         with exchange.lend("replay"):
             there = self._folder is not None and saved == self._folder
             descriptor = _file(self._folder, anew=not there)
-            try:
-                folder = None if self._folder is None else str(self._folder)
-                self._pieces = Piecewise(descriptor, layout, folder)
-            except BaseException:
-                os.close(descriptor)
-                raise
+            folder = None if self._folder is None else str(self._folder)
+            self._pieces = Piecewise(descriptor, layout, folder)
             try:
                 memory = np.asarray(MappedMemory(descriptor, layout.nbytes))
                 self._log = layout.log(memory, Sampler)
@@ -250,19 +249,32 @@ class Replay:
             except BaseException:
                 self._pieces.close()
                 raise
+        self._lock = threading.Lock()  # of the batch that is drawn and put together
         self._ahead: tuple[tuple[int, Any, float], Any] | None = None
         self._sampled = 0
         self._since = time.monotonic()
         self._before = int(self._log.counts.sum())
 
     def close(self) -> None:
-        """Ends the recording. What was recorded can be sampled still."""
+        """Ends the recording. What was recorded can be sampled still.
+
+        While a call waits for its results workers cannot be told: they go on until another replay
+        is made, this one is closed again, or the envs are.
+        """
         self._log.finish()
-        if self._exchange.log is self._log:
-            self._exchange.record(None)
-            with contextlib.suppress(Exception), self._exchange.lend("replay"):
-                self._exchange.share("replay")
-        self._pieces.close()
+        exchange = self._exchange
+        if exchange.log is self._log:
+            self._log.ended = True
+            with contextlib.suppress(Exception), exchange.lend("replay"):
+                exchange.share("replay")
+                exchange.record(None)
+        if exchange.log is not self._log:
+            self._pieces.close()
+
+    def __del__(self) -> None:
+        """Lets another replay record the envs."""
+        if hasattr(self, "_log"):
+            self._log.ended = True
 
     def interrupt(self, env_ids: npt.ArrayLike | None = None) -> None:
         """Notes that the next steps of envs follow no record: something has set their states.
@@ -302,16 +314,18 @@ class Replay:
             ValueError: The size is no positive number.
         """
         key = checked_count("size", size), device, beta
-        self._exchange.catch_up()
-        if self._ahead is not None and self._ahead[0] == key:
-            begun = self._ahead[1]
-        else:
-            begun = self._drawn(*key)
-        self._ahead = None
-        self._log.finish()
-        if self._alpha is None and self._layout.row_nbytes * self.frame_stack * size > _AHEAD_BYTES:
-            self._ahead = key, self._drawn(*key)
-        self._sampled += size
+        nbytes = self._layout.row_nbytes * self.frame_stack * size
+        with self._lock:
+            self._exchange.catch_up()
+            if self._ahead is not None and self._ahead[0] == key:
+                begun = self._ahead[1]
+            else:
+                begun = self._drawn(*key)
+            self._ahead = None
+            self._log.finish()
+            if self._alpha is None and nbytes > _AHEAD_BYTES:
+                self._ahead = key, self._drawn(*key)
+            self._sampled += size
         return begun.batch()  # type: ignore[no-any-return]
 
     def at(self, indices: npt.ArrayLike) -> ReplayBatch:
@@ -320,12 +334,12 @@ class Replay:
         Raises:
             IndexError: One of them was overwritten, or never was.
         """
-        self._exchange.catch_up()
-        self._ahead = None
         chosen = np.ascontiguousarray(indices, np.int64)
-        drawn = self._log.choose(chosen)
-        begun = _Begun(self, len(chosen), None, 0.0, drawn)
-        self._log.finish()
+        with self._lock:
+            self._exchange.catch_up()
+            self._ahead = None
+            begun = _Begun(self, len(chosen), None, 0.0, partial(self._log.choose, chosen))
+            self._log.finish()
         return begun.batch()
 
     def holds(self, indices: npt.ArrayLike) -> npt.NDArray[np.bool_]:
@@ -367,11 +381,18 @@ class Replay:
             )
         if not (np.isfinite(values).all() and (values >= 0).all() and (chosen >= 0).all()):
             raise ValueError("priorities must be finite and not negative, and so must indices")
-        self._log.update(chosen, (values + _LEAST_PRIORITY) ** self._alpha)
+        with np.errstate(over="ignore"):
+            powers = (values + _LEAST_PRIORITY) ** self._alpha
+        if (powers > _LARGEST_PRIORITY).any():
+            raise ValueError(
+                f"priorities must be at most {_LARGEST_PRIORITY} to the power of {self._alpha}, "
+                f"got {values.max()}"
+            )
+        self._log.update(chosen, powers)
 
     def _drawn(self, size: int, device: Any, beta: float) -> _Begun:
         """A batch that is being put together."""
-        return _Begun(self, size, device, beta, self._log.draw(self._rng, size))
+        return _Begun(self, size, device, beta, partial(self._log.draw, self._rng, size))
 
     # ---- what there is -----------------------------------------------------------------------
 
@@ -411,9 +432,10 @@ class Replay:
             OSError: It cannot be written.
         """
         self._exchange.catch_up()
-        self._log.finish()
-        self._ahead = None
-        folder = Path(folder)
+        with self._lock:
+            self._log.finish()
+            self._ahead = None
+        folder = Path(folder).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         about = self._about() | {"random": self._rng.bit_generator.state}
         if folder != self._folder:
@@ -426,7 +448,10 @@ class Replay:
                     file.write(memory[offset : offset + nbytes])
             os.replace(rows, folder / _ROWS)
         if self._alpha is not None:
-            np.save(folder / _PRIORITIES, self._log.priorities)
+            priorities = folder / (_PRIORITIES + ".new")
+            with priorities.open("wb") as file:
+                np.save(file, self._log.priorities)
+            os.replace(priorities, folder / _PRIORITIES)
         _write_about(folder, about)
 
     @classmethod
@@ -450,7 +475,7 @@ class Replay:
             ValueError: It is of other envs, or of another version.
             OSError: It cannot be read; or as for ``Replay``.
         """
-        folder = Path(folder)
+        folder = Path(folder).resolve()
         about = json.loads((folder / _ABOUT).read_text("utf-8"))
         if about.get("format") != _FORMAT:
             raise ValueError(f"{folder} holds a replay of another version of shmvec")
@@ -467,13 +492,18 @@ class Replay:
         self._alpha = about["prioritized"]
         self.capacity = layout.depth * layout.num_envs
         self._exchange, self._layout = exchange, layout
-        self._folder = None if on_disk is None else Path(on_disk)
+        self._folder = None if on_disk is None else Path(on_disk).resolve()
         self._rng = np.random.default_rng(seed)
         if seed is None and "random" in about:
             self._rng.bit_generator.state = about["random"]
-        self._begin(folder)
+        priorities = None
         if self._alpha is not None and (folder / _PRIORITIES).exists():
-            self._log.set_priorities(np.load(folder / _PRIORITIES))
+            priorities = np.load(folder / _PRIORITIES)
+            if priorities.shape != (self.capacity,) or not np.isfinite(priorities).all():
+                raise ValueError(f"{folder / _PRIORITIES} is damaged")
+        self._begin(folder)
+        if priorities is not None:
+            self._log.set_priorities(priorities.astype(np.float64))
         return self
 
     def _fill(self, saved: Path, copied: bool) -> None:
@@ -483,6 +513,8 @@ class Replay:
             raise ValueError(f"{rows} is not whole")
         memory = memoryview(self._log.whole)
         with rows.open("rb") as file:
+            if copied:
+                _hold(file.fileno(), rows, fcntl.LOCK_SH)
 
             def copy(offset: int, nbytes: int) -> None:
                 file.seek(offset)
@@ -517,9 +549,10 @@ class Replay:
 class _Begun:
     """A batch that is being put together."""
 
-    def __init__(self, replay: Replay, size: int, device: Any, beta: float, drawn: Any) -> None:
-        """Makes room for it, and has the threads begin."""
-        rewards, discounts, terminations, truncations, self._indices, chances = drawn
+    def __init__(
+        self, replay: Replay, size: int, device: Any, beta: float, draw: Callable[[], Any]
+    ) -> None:
+        """Makes room for it, draws, and has the threads begin."""
         self._device = device
         self._torch = None
         if device is not None:
@@ -527,11 +560,6 @@ class _Begun:
 
             self._torch = torch
             self._device = torch.device(device)
-        if chances is None:
-            weights = np.ones(size, np.float32)
-        else:
-            weights = (chances / chances.min()) ** -beta
-        self._small = [rewards, terminations, truncations, discounts, weights.astype(np.float32)]
         self._space = replay._layout.observation_space
         self._acted = replay._layout.action_space
         observations, actions = replay._log.arrays
@@ -541,7 +569,16 @@ class _Begun:
         after = mapped(self._space, partial(room, stack), observations)
         acted = mapped(self._acted, partial(room, ()), actions)
         self._large = before, after, acted
-        replay._log.begin(*(list(parts_of(part)) for part in self._large))
+        large = [list(parts_of(part)) for part in self._large]
+        while True:
+            rewards, discounts, terminations, truncations, self._indices, chances = draw()
+            if replay._log.begin(*large):
+                break
+        if chances is None:
+            weights = np.ones(size, np.float32)
+        else:
+            weights = (chances / chances.min()) ** -beta
+        self._small = [rewards, terminations, truncations, discounts, weights.astype(np.float32)]
 
     def _room(
         self,
@@ -609,14 +646,20 @@ def _stack(
                 exchange.call("stack_size", envs=[0])[0],
                 exchange.call("padding_type", envs=[0])[0],
             )
+    exact = found is None or found[1] == "reset" or (found[1] == "zero" and _has_zero(space))
     if frames == "auto":
         frames = 1
-        if found is not None and _is_stacked(space, found[0]) and found[1] != "_custom":
+        if found is not None and _is_stacked(space, found[0]) and exact:
             frames = found[0]
     frames = checked_count("frame_stack", frames)
     if frames > 1 and not isinstance(space, spaces.Box):
         raise TypeError(f"frame_stack={frames} needs observations of a Box space, got {space}")
     if padding == "auto":
+        if frames > 1 and not exact:
+            raise ValueError(
+                f"frame_stack={frames}: the envs' FrameStackObservation begins an episode with "
+                "neither its first frame nor zeros. Take frame_stack=1, or say which by padding="
+            )
         padding = "reset" if found is None else found[1]
     return frames, padding == "zero"
 
@@ -626,13 +669,49 @@ def _is_stacked(space: gym.Space[Any], frames: int) -> bool:
     return isinstance(space, spaces.Box) and len(space.shape) > 1 and space.shape[0] == frames
 
 
+def _has_zero(space: gym.Space[Any]) -> bool:
+    """Whether zeros are in a space: else FrameStackObservation pads with what is nearest."""
+    return isinstance(space, spaces.Box) and bool(((space.low <= 0) & (space.high >= 0)).all())
+
+
 def _file(folder: Path | None, anew: bool) -> int:
     """A descriptor of memory, or of the file of rows in a folder."""
     if folder is None:
         return memory_file()
     folder.mkdir(parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if anew else 0)
-    return os.open(folder / _ROWS, flags, 0o600)
+    rows = folder / _ROWS
+    descriptor = _held(rows)
+    if anew:  # another file: a replay that was closed may have this one mapped
+        rows.unlink()
+        os.close(descriptor)
+        descriptor = _held(rows)
+    return descriptor
+
+
+def _held(rows: Path) -> int:
+    """A descriptor of a file of rows, which is locked as long as it is open or mapped."""
+    descriptor = os.open(rows, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _hold(descriptor, rows, fcntl.LOCK_EX)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _hold(descriptor: int, rows: Path, lock: int) -> None:
+    """Locks a file of rows for its descriptor.
+
+    Raises:
+        OSError: Another replay, maybe another process's, has it.
+    """
+    try:
+        fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        message = "another replay writes there: close() it first, or take another folder"
+        raise OSError(error.errno, message, str(rows)) from None
+    except OSError:
+        pass  # this kind of disk has no locks
 
 
 def _described(layout: LogLayout) -> list[list[Any]]:

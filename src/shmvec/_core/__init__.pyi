@@ -1086,6 +1086,7 @@ class Sampler(ReplayLog):
     num_transitions: int
     largest: float
     spare: int
+    ended: bool
 
     def prepare(
         self,
@@ -1126,7 +1127,7 @@ class Sampler(ReplayLog):
         observations: Sequence[npt.NDArray[Any]],
         after: Sequence[npt.NDArray[Any]],
         actions: Sequence[npt.NDArray[Any]],
-    ) -> None:
-        """Begins to fill the large arrays of the batch that was drawn last."""
+    ) -> bool:
+        """Begins to fill the large arrays of the batch that was drawn last; False: draw again."""
     def finish(self) -> int:
         """Waits until the batch is complete, and helps."""

@@ -23,7 +23,9 @@ the envs go on: by threads of C's, which take the GIL never (csrc/parallel.h).
 
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
+from posix.types cimport pid_t
+from posix.unistd cimport getpid
 
 from shmvec._core.arrays cimport Pool, data_of
 from shmvec._core.csrc cimport (
@@ -75,6 +77,7 @@ cdef class ReplayLog:
         self.num_envs = len(interrupted)
         self.depth = len(kinds) // self.num_envs
         self.newest = newest
+        self.floats = bool(newest) and arrays[0].dtype.kind in "fc"
 
     @cython.final
     cdef Py_ssize_t row(self, Py_ssize_t env, int64_t position) noexcept nogil:
@@ -99,9 +102,30 @@ cdef class ReplayLog:
         cdef Py_ssize_t row = self.row(env, self.written[env] + ahead)
         if self.newest:
             observation = np.asarray(observation)
+            if kind & (STEP | BROKEN) == STEP:
+                self.check_stack(env, observation)
             observation = observation[len(observation) - 1]
         self.observations.write(row, observation)
         self.kinds[row] = kind
+        return 0
+
+    cdef int check_stack(self, Py_ssize_t env, object observation) except -1:
+        """Raises ValueError unless the frame before the last one is the one that was stored last."""
+        cdef Py_ssize_t row = self.row(env, self.written[env] - 1)
+        cdef Py_ssize_t index = len(observation) - 2
+        stored = self.arrays[0][row]
+        cdef Py_ssize_t nbytes = stored.nbytes
+        if (observation.dtype is stored.dtype and observation.flags.c_contiguous
+                and observation.nbytes == nbytes * (index + 2)
+                and memcmp(<char *>data_of(observation) + index * nbytes, data_of(stored),
+                           nbytes) == 0):
+            return 0
+        before = observation[index]
+        if not np.array_equal(before.astype(stored.dtype, copy=False), stored, self.floats):
+            raise ValueError(
+                "the replay cannot put this observation together again: it is no stack of the "
+                "frames before, which a wrapper above the stack may have changed. Make the replay "
+                "with frame_stack=1")
         return 0
 
     cdef int put_start(self, Py_ssize_t env, Py_ssize_t ahead, object observation) except -1:
@@ -168,7 +192,9 @@ cdef class Sampler(ReplayLog):
     cdef sv_parallel *threads
     cdef dict pools                   # of arrays for batches
     cdef object batch                 # what is being put together; None: nothing
-    cdef Py_ssize_t requests          # asked since that has begun
+    cdef Py_ssize_t requests          # asked since the last draw
+    cdef public bint ended            # closed while a call waited: workers could not be told
+    cdef pid_t owner                  # a fork has no threads, and maybe their locks
     # The batch: of each of its rows
     cdef Py_ssize_t size
     cdef Py_ssize_t[::1] envs
@@ -211,6 +237,7 @@ cdef class Sampler(ReplayLog):
         if prioritized:
             self.leaves = 1 << (self.num_envs * self.depth - 1).bit_length()
             self.tree = np.zeros(2 * self.leaves)
+        self.owner = getpid()
         self.pools = {}
         self.num_observations = len(observations)
         self.num_parts = len(observations) + len(actions)
@@ -272,11 +299,14 @@ cdef class Sampler(ReplayLog):
         most = min(most + RECORDS_MOST, <int64_t>self.depth)
         if most > self.reserved:
             self.reserved = self.reserve(most)
-        if self.batch is not None:
-            self.requests += 1
-            if RECORDS_MOST * self.requests > self.spare:  # else it would be overwritten
-                self.finish()
+        self.requests += 1
+        if self.batch is not None and self.outdated():
+            self.finish()
         return 0
+
+    cdef inline bint outdated(self) noexcept nogil:
+        """Whether what was drawn last may be overwritten by what envs were asked since."""
+        return RECORDS_MOST * self.requests > self.spare
 
     cdef int accept(self, Py_ssize_t env) except -1:
         cdef int64_t count = self.written[env]
@@ -405,6 +435,13 @@ cdef class Sampler(ReplayLog):
         discounts[i] = 0 if terminations[i] else <float>self.discounts[last - position + 1]
         return 1
 
+    cdef int start_drawing(self) except -1:
+        if self.owner != getpid():
+            raise RuntimeError("this replay is another process's: a fork cannot draw from it")
+        self.finish()
+        self.requests = 0
+        return 0
+
     def draw(self, rng, Py_ssize_t size):
         """Draws transitions: the small arrays of a batch, whose large ones `begin` fills.
 
@@ -425,7 +462,7 @@ cdef class Sampler(ReplayLog):
         cdef int64_t total
         cdef double weight
         cdef int rounds = 0
-        self.finish()
+        self.start_drawing()
         arrays = (np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.bool_),
                   np.empty(size, np.bool_))
         rewards, discounts = arrays[0], arrays[1]
@@ -485,7 +522,7 @@ cdef class Sampler(ReplayLog):
         cdef uint8_t[::1] truncations
         cdef Py_ssize_t i
         cdef Py_ssize_t size = indices.shape[0]
-        self.finish()
+        self.start_drawing()
         arrays = (np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.bool_),
                   np.empty(size, np.bool_))
         self.size = size
@@ -553,6 +590,9 @@ cdef class Sampler(ReplayLog):
     def begin(self, observations, after, actions):
         """Begins to fill the large arrays of the batch that was drawn last; `finish` ends it.
 
+        Envs may have been stepped since, by another thread: False: so often that it is to be drawn
+        again.
+
         Args:
             observations: An array for each part of its observations.
             after: Likewise, of the next observations.
@@ -561,6 +601,8 @@ cdef class Sampler(ReplayLog):
         cdef Py_ssize_t i
         cdef Py_ssize_t nbytes = 0
         self.finish()
+        if self.outdated():
+            return False
         for i in range(self.num_observations):
             nbytes += 2 * self.stack * self.parts[i].nbytes
             self.parts[i].before = <char *>data_of(observations[i])
@@ -569,25 +611,27 @@ cdef class Sampler(ReplayLog):
             self.parts[self.num_observations + i].before = <char *>data_of(actions[i])
             self.parts[self.num_observations + i].after = NULL
         if nbytes * self.size < SHARED_BYTES:
-            with nogil:
-                for i in range(min(AHEAD, self.size)):
-                    self.fetch_row(i)
-                for i in range(self.size):
-                    if i + AHEAD < self.size:
-                        self.fetch_row(i + AHEAD)
-                    self.fill_row(i)
-            return
+            for i in range(min(AHEAD, self.size)):  # with the GIL: nobody asks envs meanwhile
+                self.fetch_row(i)
+            for i in range(self.size):
+                if i + AHEAD < self.size:
+                    self.fetch_row(i + AHEAD)
+                self.fill_row(i)
+            return True
         self.batch = observations, after, actions
-        self.requests = 0
         sv_parallel_begin(self.threads, fill, <void *>self, (self.size + CHUNK - 1) // CHUNK)
+        return True
 
     cpdef int finish(self) except -1:
         """Waits until the batch is complete, and helps."""
-        if self.batch is None:
+        cdef object batch = self.batch
+        if batch is None:
             return 0
-        with nogil:
-            sv_parallel_finish(self.threads)
-        self.batch = None
+        if self.owner == getpid():
+            with nogil:
+                sv_parallel_finish(self.threads)
+        if self.batch is batch:  # else another thread has finished it, and begun the next one
+            self.batch = None
         return 0
 
     cdef void fetch_row(self, Py_ssize_t i) noexcept nogil:

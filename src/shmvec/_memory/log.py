@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -140,24 +142,28 @@ class Piecewise:
         """Sizes the file of the descriptor, and reserves what is there at once.
 
         Args:
-            descriptor: Of memory, or of a file in a folder; it is kept, and closed by `close`.
+            descriptor: Of memory, or of a file in a folder. `close` closes it, or a failure here.
             layout: The layout.
             folder: The folder.
 
         Raises:
             OSError: There will not be enough memory, or room on the disk, for all of it.
         """
+        self._closes = weakref.finalize(self, os.close, descriptor)  # once, however often called
         self._descriptor, self._layout, self._folder = descriptor, layout, folder
         self._places = layout.places
         self._ranges: list[tuple[int, int]] = []
         self.positions = 0
         self.nbytes = 0
-        self._check(layout.nbytes)
-        os.ftruncate(descriptor, layout.nbytes)
-        for array in self._places:
-            if array.rows == 1:
-                self._reserve(array.offset, array.nbytes)
-        self._closes = weakref.finalize(self, os.close, descriptor)  # once, however often called
+        try:
+            self._check(layout.nbytes)
+            os.ftruncate(descriptor, layout.nbytes)
+            for array in self._places:
+                if array.rows == 1:
+                    self._reserve(array.offset, array.nbytes)
+        except BaseException:
+            self.close()
+            raise
 
     def reserve(self, position: int) -> int:
         """Reserves rows up to a position and some more; returns the position reached.
@@ -185,6 +191,8 @@ class Piecewise:
         return self._ranges
 
     def _reserve(self, offset: int, nbytes: int) -> None:
+        if nbytes == 0:  # an array of empty shape
+            return
         try:
             os.posix_fallocate(self._descriptor, offset, nbytes)
         except OSError as error:
@@ -217,7 +225,10 @@ class Piecewise:
         )
 
     def close(self) -> None:
-        """Closes the descriptor; the memory stays as long as it is mapped."""
+        """Closes the descriptor and gives up its lock; the memory stays while it is mapped."""
+        if self._folder is not None and self._closes.alive:
+            with contextlib.suppress(OSError):  # the mapping would hold it as long as it is there
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._closes()
 
 
