@@ -154,8 +154,10 @@ def test_two_replays_do_not_write_to_one_folder(tmp_path):
         replay = shmvec.Replay(envs, 400, on_disk=tmp_path, seed=0)
         envs.reset(seed=0)
         walk(envs, 20)
-        with pytest.raises(OSError, match="another replay writes there"):
+        with pytest.raises(FileExistsError, match="holds a replay"):
             shmvec.Replay(others, 400, on_disk=tmp_path)
+        with pytest.raises(OSError, match="another replay writes there"):
+            shmvec.Replay.load(tmp_path, others, on_disk=tmp_path)
         with pytest.raises(OSError, match="another replay writes there"):
             shmvec.Replay.load(tmp_path, others)
         assert wrong(replay.sample(100)) == 0

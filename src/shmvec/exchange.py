@@ -1057,6 +1057,7 @@ class Exchange(OwnsProcesses, BatchSteps):
                 terminate = True  # the request ring is full: the workers are stuck
         if not wait:
             return
+        self.catch_up()
         self._let_go()
         failures = workers.stop(0.0 if terminate else timeout, remind)
         if workers.ended:  # else Ctrl-C came before, or another thread is ending them

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from shmvec._arguments import checked_count, checked_env_ids
+from shmvec._arguments import checked_count, existing_env_ids
 from shmvec._core import MappedMemory, Sampler
 from shmvec._cores import usable_cores
 from shmvec._memory.log import LogLayout, Piecewise, parts_of
@@ -43,6 +43,9 @@ _AHEAD_BYTES = 1 << 20  # smaller batches are put together sooner than a thread 
 _THREADS_MOST = 4
 _FORMAT = 1  # of saved replays
 _ROWS, _ABOUT, _PRIORITIES = "rows.bin", "replay.json", "priorities.npy"
+_KEYS = {"num_envs", "depth", "newest", "frame_stack", "zeros", "n_step", "discount"}
+_KEYS |= {"prioritized", "arrays"}
+_RECORDS_MOST = 1 << 48  # of an env, ever
 _LEAST_PRIORITY = 1e-6
 _LARGEST_PRIORITY = 1e100  # so that sums of them are finite
 
@@ -83,7 +86,7 @@ class ReplayStats:
     Attributes:
         capacity: Records that it holds at most: steps, and observations that begin episodes.
         records: Records that it holds.
-        transitions: Transitions that can be drawn.
+        transitions: Transitions that it holds.
         recorded: Records that were made so far, those that were overwritten included.
         sampled: Transitions that were drawn so far.
         recorded_per_s: Records a second, since it was made.
@@ -174,7 +177,8 @@ class Replay:
         Raises:
             ValueError: A number is out of range; another replay records these envs.
             TypeError: Observations or actions are not arrays of fixed size in shared memory.
-            OSError: The capacity does not fit into the memory that is free, or onto the disk.
+            OSError: The capacity does not fit into the memory that is free, or onto the disk; or
+                the folder holds a replay already (FileExistsError).
             ClosedEnvironmentError: The vector env was closed.
             AlreadyPendingCallError: A call waits for its results.
         """
@@ -217,8 +221,13 @@ class Replay:
         exchange, layout = self._exchange, self._layout
         if exchange.log is not None and not exchange.log.ended:
             raise ValueError("another replay records these envs: close() it first")
+        there = self._folder is not None and saved == self._folder
+        if self._folder is not None and not there and (self._folder / _ABOUT).exists():
+            raise FileExistsError(
+                f"{self._folder} holds a replay: Replay.load(folder, envs, on_disk=folder) goes on "
+                "with it; else take another folder, or remove this one"
+            )
         with exchange.lend("replay"):
-            there = self._folder is not None and saved == self._folder
             descriptor = _file(self._folder, anew=not there)
             folder = None if self._folder is None else str(self._folder)
             self._pieces = Piecewise(descriptor, layout, folder)
@@ -264,6 +273,7 @@ class Replay:
         self._log.finish()
         exchange = self._exchange
         if exchange.log is self._log:
+            exchange.catch_up()
             self._log.ended = True
             with contextlib.suppress(Exception), exchange.lend("replay"):
                 exchange.share("replay")
@@ -286,14 +296,17 @@ class Replay:
             ValueError: There is no such env, or it is named twice.
         """
         num_envs = self._exchange.num_envs
-        which = np.arange(num_envs) if env_ids is None else checked_env_ids(env_ids, num_envs)
+        which = np.arange(num_envs) if env_ids is None else existing_env_ids(env_ids, num_envs)
         for env in which.tolist():
             self._log.interrupt(env)
 
     # ---- drawing -----------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """The number of transitions that can be drawn."""
+        """The number of transitions that are kept.
+
+        With ``n_step`` or stacked frames the oldest and the newest few of an env cannot be drawn.
+        """
         self._exchange.catch_up()
         return int(self._log.num_transitions)
 
@@ -313,6 +326,8 @@ class Replay:
             ImportError: torch is not installed.
             ValueError: The size is no positive number.
         """
+        if not 0.0 <= beta <= 1.0:
+            raise ValueError(f"beta must be from 0 to 1, got {beta!r}")
         key = checked_count("size", size), device, beta
         nbytes = self._layout.row_nbytes * self.frame_stack * size
         with self._lock:
@@ -334,7 +349,7 @@ class Replay:
         Raises:
             IndexError: One of them was overwritten, or never was.
         """
-        chosen = np.ascontiguousarray(indices, np.int64)
+        chosen = _indices(indices)
         with self._lock:
             self._exchange.catch_up()
             self._ahead = None
@@ -345,7 +360,7 @@ class Replay:
     def holds(self, indices: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Whether each of these transitions is there, for ``at``; false for negative indices."""
         self._exchange.catch_up()
-        return self._log.holds(np.ascontiguousarray(indices, np.int64))
+        return self._log.holds(_indices(indices))
 
     def latest(self) -> npt.NDArray[np.int64]:
         """The indices of the transitions that the envs have made last, one for each env.
@@ -370,7 +385,7 @@ class Replay:
         """
         if self._alpha is None:
             raise ValueError("this replay has no priorities: make it with prioritized=0.6")
-        chosen = np.ascontiguousarray(indices, np.int64)
+        chosen = _indices(indices)
         if hasattr(priorities, "detach"):
             priorities = priorities.detach().cpu()
         values = np.asarray(priorities, np.float64)
@@ -477,8 +492,10 @@ class Replay:
         """
         folder = Path(folder).resolve()
         about = json.loads((folder / _ABOUT).read_text("utf-8"))
-        if about.get("format") != _FORMAT:
-            raise ValueError(f"{folder} holds a replay of another version of shmvec")
+        if not isinstance(about, dict) or about.get("format") != _FORMAT:
+            raise ValueError(f"{folder} holds no replay of this version of shmvec")
+        if missing := _KEYS - about.keys():
+            raise ValueError(f"{folder / _ABOUT} is damaged: it lacks {sorted(missing)}")
         exchange = _exchange_of(envs)
         layout = LogLayout.of(exchange.layout, about["depth"], about["newest"])
         if about["arrays"] != _described(layout):
@@ -498,7 +515,10 @@ class Replay:
             self._rng.bit_generator.state = about["random"]
         priorities = None
         if self._alpha is not None and (folder / _PRIORITIES).exists():
-            priorities = np.load(folder / _PRIORITIES)
+            try:
+                priorities = np.load(folder / _PRIORITIES)
+            except (ValueError, EOFError) as error:
+                raise ValueError(f"{folder / _PRIORITIES} is damaged: {error}") from error
             if priorities.shape != (self.capacity,) or not np.isfinite(priorities).all():
                 raise ValueError(f"{folder / _PRIORITIES} is damaged")
         self._begin(folder)
@@ -523,7 +543,10 @@ class Replay:
             if copied:
                 for offset, nbytes in self._pieces.ranges():
                     copy(offset, nbytes)
-            positions = min(int(self._log.counts.max(initial=0)) + 2, self._layout.depth)
+            counts = np.asarray(self._log.counts)
+            if counts.min() < 0 or counts.max() > _RECORDS_MOST:
+                raise ValueError(f"{rows} is damaged: it says that envs have {counts} records")
+            positions = min(int(counts.max()) + 2, self._layout.depth)
             before = self._pieces.ranges()
             self._pieces.reserve(positions)
             if copied:
@@ -616,6 +639,18 @@ class _Begun:
             return array
         # Torch reuses page-locked memory of its own only when the copy is complete.
         return self._torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def _indices(indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Indices as the log takes them.
+
+    Raises:
+        TypeError: They are no integers.
+    """
+    found = np.asarray(indices)
+    if found.dtype.kind not in "iu" and found.size:
+        raise TypeError(f"indices must be integers, got {found.dtype}")
+    return np.ascontiguousarray(found, np.int64)
 
 
 def _exchange_of(envs: Any) -> Exchange:

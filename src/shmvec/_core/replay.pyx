@@ -550,7 +550,8 @@ cdef class Sampler(ReplayLog):
         return held
 
     def latest(self):
-        """The index of each env's last step; -1: it is no transition, or there is none."""
+        """The index of each env's last step, before a reset that came after it; -1: it is no
+        transition, or there is none."""
         cdef Py_ssize_t env
         cdef int64_t position
         indices = np.full(self.num_envs, -1, np.int64)
