@@ -3,7 +3,7 @@
 Like a replay buffer (Lin 1992; Mnih et al. 2015) with these differences: nobody adds to it, for
 workers record what their envs do; an observation is stored once, not as one transition's next
 observation and another's observation; of a stack of frames, each frame once; and batches are put
-together by compiled code that needs no GIL, large ones ahead of the call that asks for them.
+together by compiled code, large ones by threads without the GIL and ahead of the call that asks.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from libc.string cimport memcmp, memcpy, memset
 from posix.types cimport pid_t
 from posix.unistd cimport getpid
 
-from shmvec._core.arrays cimport Pool, data_of
+from shmvec._core.arrays cimport Pool, data_of, has_dtype, is_contiguous
 from shmvec._core.csrc cimport (
     sv_parallel,
     sv_parallel_begin,
@@ -77,7 +77,10 @@ cdef class ReplayLog:
         self.num_envs = len(interrupted)
         self.depth = len(kinds) // self.num_envs
         self.newest = newest
-        self.floats = bool(newest) and arrays[0].dtype.kind in "fc"
+        if newest:
+            self.floats = arrays[0].dtype.kind in "fc"
+            self.frames = <char *>data_of(arrays[0])
+            self.frame_bytes = arrays[0].nbytes // len(arrays[0])
 
     @cython.final
     cdef Py_ssize_t row(self, Py_ssize_t env, int64_t position) noexcept nogil:
