@@ -1037,7 +1037,8 @@ def test_no_sample_holds_a_step_that_failed(mode, policy_and_faults, workers, ho
             assert reference.check_all(replay)
             batch = replay.sample(500)
             assert not ((batch.actions >= KILL) & (batch.actions < FAILS_IN_RESET)).any()
-        assert sum(envs.exchange.restarts(env) for env in range(4)) or FAILS_IN_RESET in faults
+        if how != "partial" and FAILS_IN_RESET not in faults:  # there it depends on who is first
+            assert sum(envs.exchange.restarts(env) for env in range(4))
 
 
 @pytest.mark.parametrize("policy", [RESTART, RESET])
