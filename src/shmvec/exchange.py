@@ -949,9 +949,9 @@ class Exchange(OwnsProcesses, BatchSteps):
         """Hands memory for rollouts or a replay to all workers, and to those that replace them.
 
         Args:
-            name: "rollouts" or "replay".
-            size: Its bytes, then the sizes of its content.
-            descriptor: Its descriptor. None: workers write there no more.
+            name: "rollout" or "replay".
+            size: Its bytes, then the sizes of its content. Empty: workers write there no more.
+            descriptor: Its descriptor, if it has a size.
 
         Raises:
             Exception: As :meth:`take`.

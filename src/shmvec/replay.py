@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -190,13 +190,7 @@ class Replay:
             raise ValueError(f"prioritized must be None or above 0, got {prioritized!r}")
         self.discount = float(discount)
         self._alpha = prioritized
-        for name, space in (
-            ("observation", exchange.layout.observation_space),
-            ("action", exchange.single_action_space),
-        ):
-            check_arrays(space, name, "a replay")
-        if exchange.layout.observation_messages:
-            raise TypeError("a replay needs observations in shared memory: shared_memory=True")
+        check_arrays(exchange.layout, "a replay")
         space = exchange.layout.observation_space
         self.frame_stack, self._zeros = _stack(exchange, space, frame_stack, padding)
         newest = self.frame_stack > 1 and _is_stacked(space, self.frame_stack)
@@ -207,18 +201,23 @@ class Replay:
                 f"capacity must be at least {least * exchange.num_envs:,}, {least} for each of "
                 f"{exchange.num_envs} envs, got {capacity:,}"
             )
-        self.capacity = depth * exchange.num_envs
-        self._exchange = exchange
-        self._layout = LogLayout.of(exchange.layout, depth, newest)
-        self._folder = None if on_disk is None else Path(on_disk).resolve()
-        self._rng = np.random.default_rng(seed)
-        self._begin(None)
+        self._begin(exchange, LogLayout.of(exchange.layout, depth, newest), on_disk, seed)
 
     # ---- making it ---------------------------------------------------------------------------
 
-    def _begin(self, saved: Path | None) -> None:
+    def _begin(
+        self,
+        exchange: Exchange,
+        layout: LogLayout,
+        on_disk: str | os.PathLike[str] | None,
+        seed: int | None,
+        saved: Path | None = None,
+    ) -> None:
         """Makes the log, with what was saved, and has the workers write there."""
-        exchange, layout = self._exchange, self._layout
+        self.capacity = layout.depth * layout.num_envs
+        self._exchange, self._layout = exchange, layout
+        self._folder = None if on_disk is None else Path(on_disk).resolve()
+        self._rng = np.random.default_rng(seed)
         if exchange.log is not None and not exchange.log.ended:
             raise ValueError("another replay records these envs: close() it first")
         there = self._folder is not None and saved == self._folder
@@ -236,23 +235,22 @@ class Replay:
                 self._log = layout.log(memory, Sampler)
                 if saved is not None:
                     self._fill(saved, copied=not there)
-                depth = layout.depth
-                stack = self.frame_stack
+                observations, actions = (list(parts_of(each)) for each in self._log.arrays)
                 self._log.prepare(
-                    list(parts_of(self._log.arrays[0])),
-                    list(parts_of(self._log.arrays[1])),
+                    observations,
+                    actions,
                     self._pieces.reserve,
                     n_step=self.n_step,
                     discount=self.discount,
-                    stack=stack,
+                    stack=self.frame_stack,
                     zeros=self._zeros,
                     prioritized=self._alpha is not None,
                     threads=min(_THREADS_MOST, max(1, usable_cores() // 4)),
-                    spare=min(_SPARE_MOST, depth // 8),
+                    spare=min(_SPARE_MOST, layout.depth // 8),
                 )
                 if self._folder is not None:
                     _write_about(self._folder, self._about())
-                parts = layout.nbytes, depth, int(layout.newest)
+                parts = layout.nbytes, layout.depth, int(layout.newest)
                 exchange.share("replay", parts, descriptor)
                 exchange.record(self._log)
             except BaseException:
@@ -262,7 +260,7 @@ class Replay:
         self._ahead: tuple[tuple[int, Any, float], Any] | None = None
         self._sampled = 0
         self._since = time.monotonic()
-        self._before = int(self._log.counts.sum())
+        self._before = self.recorded
 
     def close(self) -> None:
         """Ends the recording. What was recorded can be sampled still.
@@ -301,6 +299,12 @@ class Replay:
             self._log.interrupt(env)
 
     # ---- drawing -----------------------------------------------------------------------------
+
+    @property
+    def recorded(self) -> int:
+        """Records that were made so far, those that were overwritten included."""
+        self._exchange.catch_up()
+        return int(self._log.counts.sum())
 
     def __len__(self) -> int:
         """The number of transitions that are kept.
@@ -413,11 +417,9 @@ class Replay:
 
     def stats(self) -> ReplayStats:
         """What it holds, and how fast it is filled and drawn from."""
-        self._exchange.catch_up()
-        counts = np.asarray(self._log.counts)
+        recorded = self.recorded
         elapsed = max(time.monotonic() - self._since, 1e-9)
-        kept = np.minimum(counts, self._layout.depth)
-        recorded = int(counts.sum())
+        kept = np.minimum(self._log.counts, self._layout.depth)
         return ReplayStats(
             capacity=self.capacity,
             records=int(kept.sum()),
@@ -458,7 +460,7 @@ class Replay:
             memory = memoryview(self._log.whole)
             with rows.open("wb") as file:
                 file.truncate(self._layout.nbytes)
-                for offset, nbytes in self._pieces.ranges():
+                for offset, nbytes in self._pieces.ranges:
                     file.seek(offset)
                     file.write(memory[offset : offset + nbytes])
             os.replace(rows, folder / _ROWS)
@@ -507,21 +509,20 @@ class Replay:
         self.n_step, self.discount = about["n_step"], about["discount"]
         self.frame_stack, self._zeros = about["frame_stack"], about["zeros"]
         self._alpha = about["prioritized"]
-        self.capacity = layout.depth * layout.num_envs
-        self._exchange, self._layout = exchange, layout
-        self._folder = None if on_disk is None else Path(on_disk).resolve()
-        self._rng = np.random.default_rng(seed)
-        if seed is None and "random" in about:
-            self._rng.bit_generator.state = about["random"]
         priorities = None
         if self._alpha is not None and (folder / _PRIORITIES).exists():
             try:
                 priorities = np.load(folder / _PRIORITIES)
             except (ValueError, EOFError) as error:
                 raise ValueError(f"{folder / _PRIORITIES} is damaged: {error}") from error
-            if priorities.shape != (self.capacity,) or not np.isfinite(priorities).all():
+            if (
+                priorities.shape != (layout.depth * layout.num_envs,)
+                or not np.isfinite(priorities).all()
+            ):
                 raise ValueError(f"{folder / _PRIORITIES} is damaged")
-        self._begin(folder)
+        self._begin(exchange, layout, on_disk, seed, folder)
+        if seed is None and "random" in about:
+            self._rng.bit_generator.state = about["random"]
         if priorities is not None:
             self._log.set_priorities(priorities.astype(np.float64))
         return self
@@ -536,22 +537,17 @@ class Replay:
             if copied:
                 _hold(file.fileno(), rows, fcntl.LOCK_SH)
 
-            def copy(offset: int, nbytes: int) -> None:
-                file.seek(offset)
-                file.readinto(memory[offset : offset + nbytes])
+            def copy() -> None:
+                for offset, nbytes in self._pieces.ranges if copied else ():
+                    file.seek(offset)
+                    file.readinto(memory[offset : offset + nbytes])
 
-            if copied:
-                for offset, nbytes in self._pieces.ranges():
-                    copy(offset, nbytes)
-            counts = np.asarray(self._log.counts)
+            copy()  # the counts, which say how many rows there are
+            counts = self._log.counts
             if counts.min() < 0 or counts.max() > _RECORDS_MOST:
                 raise ValueError(f"{rows} is damaged: it says that envs have {counts} records")
-            positions = min(int(counts.max()) + 2, self._layout.depth)
-            before = self._pieces.ranges()
-            self._pieces.reserve(positions)
-            if copied:
-                for offset, nbytes in self._pieces.ranges()[len(before) :]:
-                    copy(offset, nbytes)
+            self._pieces.reserve(min(int(counts.max()) + 2, self._layout.depth))
+            copy()
 
     def _about(self) -> dict[str, Any]:
         """What replay.json says."""
@@ -751,16 +747,12 @@ def _hold(descriptor: int, rows: Path, lock: int) -> None:
 
 def _described(layout: LogLayout) -> list[list[Any]]:
     """Where each array lies: its name, offset, dtype and shape."""
-    offsets = iter(layout.places)
-    names = ["committed", "written", "interrupted", "kinds", "rewards"]
-    described = []
-
-    def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
-        name = names.pop(0) if names else "observations and actions"
-        described.append([name, next(offsets).offset, np.dtype(dtype).str, list(shape)])
-
-    layout.arrays(place)
-    return described
+    first = ["committed", "written", "interrupted", "kinds", "rewards"]
+    names = chain(first, repeat("observations and actions"))
+    return [
+        [name, array.offset, array.dtype.str, list(array.shape)]
+        for name, array in zip(names, layout.places, strict=False)
+    ]
 
 
 def _write_about(folder: Path, about: dict[str, Any]) -> None:

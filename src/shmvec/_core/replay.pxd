@@ -18,8 +18,6 @@ cdef class ReplayLog:
     cdef readonly Py_ssize_t num_envs
     cdef readonly Py_ssize_t depth
     cdef bint floats              # frames may have NaN
-    cdef char *frames             # the first row of frames
-    cdef Py_ssize_t frame_bytes
     cdef bint newest              # of stacked observations the newest frame alone is kept
 
     @cython.final

@@ -27,7 +27,7 @@ from libc.string cimport memcmp, memcpy, memset
 from posix.types cimport pid_t
 from posix.unistd cimport getpid
 
-from shmvec._core.arrays cimport Pool, data_of, has_dtype, is_contiguous
+from shmvec._core.arrays cimport Pool, data_of
 from shmvec._core.csrc cimport (
     sv_parallel,
     sv_parallel_begin,
@@ -79,8 +79,6 @@ cdef class ReplayLog:
         self.newest = newest
         if newest:
             self.floats = arrays[0].dtype.kind in "fc"
-            self.frames = <char *>data_of(arrays[0])
-            self.frame_bytes = arrays[0].nbytes // len(arrays[0])
 
     @cython.final
     cdef Py_ssize_t row(self, Py_ssize_t env, int64_t position) noexcept nogil:
@@ -203,6 +201,10 @@ cdef class Sampler(ReplayLog):
     cdef Py_ssize_t[::1] envs
     cdef int64_t[::1] steps           # the position of its first STEP
     cdef int64_t[::1] lasts           # the position of its last one
+    cdef float[::1] sums              # of rewards
+    cdef float[::1] factors           # what the value of its next observation counts
+    cdef uint8_t[::1] terminated
+    cdef uint8_t[::1] truncated
 
     def __cinit__(self, *args, **kwargs):
         self.threads = NULL
@@ -421,9 +423,7 @@ cdef class Sampler(ReplayLog):
         cdef int64_t place = row // self.num_envs
         return newest - (newest - place) % self.depth if newest >= place else -1
 
-    cdef int take_row(self, Py_ssize_t i, Py_ssize_t env, int64_t position, float[::1] rewards,
-                      float[::1] discounts, uint8_t[::1] terminations,
-                      uint8_t[::1] truncations) except -1:
+    cdef int take_row(self, Py_ssize_t i, Py_ssize_t env, int64_t position) except -1:
         """Makes a transition row `i` of the batch; 0: it is none."""
         cdef double total
         cdef Py_ssize_t row
@@ -432,18 +432,27 @@ cdef class Sampler(ReplayLog):
             return 0
         row = self.row(env, last)
         self.envs[i], self.steps[i], self.lasts[i] = env, position, last
-        rewards[i] = <float>total
-        terminations[i] = self.kinds[row] & TERMINATED != 0
-        truncations[i] = self.kinds[row] & TRUNCATED != 0
-        discounts[i] = 0 if terminations[i] else <float>self.discounts[last - position + 1]
+        self.sums[i] = <float>total
+        self.terminated[i] = self.kinds[row] & TERMINATED != 0
+        self.truncated[i] = self.kinds[row] & TRUNCATED != 0
+        self.factors[i] = 0 if self.terminated[i] else <float>self.discounts[last - position + 1]
         return 1
 
-    cdef int start_drawing(self) except -1:
+    cdef tuple start_batch(self, Py_ssize_t size):
+        """Makes room for a batch of another size: its rewards, discounts and flags."""
         if self.owner != getpid():
             raise RuntimeError("this replay is another process's: a fork cannot draw from it")
         self.finish()
         self.requests = 0
-        return 0
+        self.size = size
+        self.envs = np.empty(size, np.intp)
+        self.steps = np.empty(size, np.int64)
+        self.lasts = np.empty(size, np.int64)
+        arrays = (np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.bool_),
+                  np.empty(size, np.bool_))
+        self.sums, self.factors = arrays[0], arrays[1]
+        self.terminated, self.truncated = arrays[2].view(np.uint8), arrays[3].view(np.uint8)
+        return arrays
 
     def draw(self, rng, Py_ssize_t size):
         """Draws transitions: the small arrays of a batch, whose large ones `begin` fills.
@@ -452,10 +461,6 @@ cdef class Sampler(ReplayLog):
             Rewards, discounts, terminations, truncations, indices and probabilities (None where all
             are alike).
         """
-        cdef float[::1] rewards
-        cdef float[::1] discounts
-        cdef uint8_t[::1] terminations
-        cdef uint8_t[::1] truncations
         cdef int64_t[::1] numbers
         cdef double[::1] shares
         cdef Py_ssize_t filled = 0
@@ -465,15 +470,7 @@ cdef class Sampler(ReplayLog):
         cdef int64_t total
         cdef double weight
         cdef int rounds = 0
-        self.start_drawing()
-        arrays = (np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.bool_),
-                  np.empty(size, np.bool_))
-        rewards, discounts = arrays[0], arrays[1]
-        terminations, truncations = arrays[2].view(np.uint8), arrays[3].view(np.uint8)
-        self.size = size
-        self.envs = np.empty(size, np.intp)
-        self.steps = np.empty(size, np.int64)
-        self.lasts = np.empty(size, np.int64)
+        cdef tuple arrays = self.start_batch(size)
         total = self.count_candidates()
         while filled < size:
             rounds += 1
@@ -493,8 +490,7 @@ cdef class Sampler(ReplayLog):
                     sv_fetch(<char *>&self.rewards[row], 1)
                 for i in range(numbers.shape[0]):
                     filled += self.take_row(
-                        filled, numbers[i] % self.num_envs, numbers[i] // self.num_envs, rewards,
-                        discounts, terminations, truncations)
+                        filled, numbers[i] % self.num_envs, numbers[i] // self.num_envs)
                     if filled == size:
                         break
             else:
@@ -504,9 +500,7 @@ cdef class Sampler(ReplayLog):
                     if rounds == 1:  # from equal parts of the sum: the batch has less variance
                         shares[i] = (i + shares[i]) / size
                     row = self.row_at(shares[i] * weight)
-                    filled += self.take_row(
-                        filled, row % self.num_envs, self.position_in(row), rewards, discounts,
-                        terminations, truncations)
+                    filled += self.take_row(filled, row % self.num_envs, self.position_in(row))
         indices = np.asarray(self.steps) * self.num_envs + np.asarray(self.envs)
         if self.tree is None:
             return *arrays, indices, None
@@ -519,25 +513,11 @@ cdef class Sampler(ReplayLog):
         Raises:
             IndexError: One of them is no transition, or was overwritten.
         """
-        cdef float[::1] rewards
-        cdef float[::1] discounts
-        cdef uint8_t[::1] terminations
-        cdef uint8_t[::1] truncations
         cdef Py_ssize_t i
-        cdef Py_ssize_t size = indices.shape[0]
-        self.start_drawing()
-        arrays = (np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.bool_),
-                  np.empty(size, np.bool_))
-        self.size = size
-        self.envs = np.empty(size, np.intp)
-        self.steps = np.empty(size, np.int64)
-        self.lasts = np.empty(size, np.int64)
-        rewards, discounts = arrays[0], arrays[1]
-        terminations, truncations = arrays[2].view(np.uint8), arrays[3].view(np.uint8)
-        for i in range(size):
+        cdef tuple arrays = self.start_batch(indices.shape[0])
+        for i in range(indices.shape[0]):
             if indices[i] < 0 or not self.take_row(
-                    i, indices[i] % self.num_envs, indices[i] // self.num_envs, rewards, discounts,
-                    terminations, truncations):
+                    i, indices[i] % self.num_envs, indices[i] // self.num_envs):
                 raise IndexError(f"there is no transition {indices[i]} (any more)")
         return *arrays, np.array(indices), None
 

@@ -44,6 +44,7 @@ __all__ = [
     "has_fixed_size",
     "misfit",
     "nbytes_of",
+    "placing",
     "placing_in",
     "unshareable_part",
 ]
@@ -80,7 +81,7 @@ class ActionRows:
     def __init__(self, space: gym.Space[Any], num_envs: int) -> None:
         """Makes room for one action of each env."""
         layout = Layout(space, space, num_envs, action_messages=not has_fixed_size(space))
-        place = _placing(lambda offset, shape, dtype: np.zeros(shape, dtype))
+        place = placing(lambda offset, shape, dtype: np.zeros(shape, dtype))
         self._codec: Codec = layout._actions(place, _called)
 
     def of(self, envs: npt.NDArray[np.intp], actions: Any) -> list[Any]:
@@ -179,7 +180,7 @@ class Layout:
 
     def attach(self, segment: Segment) -> Slabs:
         """The slabs of a segment that was made with this layout's ``nbytes``."""
-        slabs: Slabs = self._slabs(_placing(segment.array), segment.memory, _called)
+        slabs: Slabs = self._slabs(placing(segment.array), segment.memory, _called)
         return slabs
 
     def results_in(self, memory: Any, num_frames: int) -> Results:
@@ -289,7 +290,7 @@ def nbytes_of(visit: Callable[[Place], object]) -> int:
     return _aligned(total)
 
 
-def _placing(
+def placing(
     array: Callable[[int, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]], offset: int = 0
 ) -> Place:
     """A function that makes arrays one after the other, from one that makes them at offsets."""
@@ -306,7 +307,7 @@ def _placing(
 
 def placing_in(memory: Any, offset: int = 0) -> Place:
     """A function that makes arrays one after the other in memory, from an offset on."""
-    return _placing(lambda offset, shape, dtype: np.ndarray(shape, dtype, memory, offset), offset)
+    return placing(lambda offset, shape, dtype: np.ndarray(shape, dtype, memory, offset), offset)
 
 
 class DynamicShapeError(TypeError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,11 +17,11 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.vector.utils import create_empty_array
 
 from shmvec._core import ArrayCodec, Codec, DictCodec, ReplayLog, TupleCodec
-from shmvec._memory.layout import Layout, Place, nbytes_of, placing_in
+from shmvec._memory.layout import Layout, Place, nbytes_of, placing, placing_in
 from shmvec._memory.segment import free_memory
-from shmvec.spaces import mapped
 
 __all__ = ["LogLayout", "Piecewise", "parts_of"]
 
@@ -62,23 +63,18 @@ class LogLayout:
     @cached_property
     def row_nbytes(self) -> int:
         """Bytes of a record."""
-        return sum(array.nbytes // array.rows for array in self.places if array.rows > 1)
+        return sum(array.row_nbytes for array in self.places)
 
     @cached_property
-    def places(self) -> list[_Array]:
+    def places(self) -> list[Array]:
         """Where the arrays lie, in order."""
-        found: list[_Array] = []
-        total = 0
+        found: list[Array] = []
 
-        def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
-            nonlocal total
-            whole = nbytes_of(lambda put: [put((total,), np.uint8), put(shape, dtype)])
-            nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            rows = shape[0] if shape[0] == self.depth * self.num_envs else 1
-            found.append(_Array(whole - _padded(nbytes), nbytes, rows))
-            total = whole
+        def array(offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+            found.append(Array(offset, shape, np.dtype(dtype), self.depth * self.num_envs))
+            return found[-1]
 
-        self.arrays(place)
+        self.arrays(placing(array))
         return found
 
     def arrays(self, place: Place) -> tuple[Any, ...]:
@@ -87,23 +83,21 @@ class LogLayout:
         Observations and actions are nested as their spaces are.
         """
         n, rows = self.num_envs, self.depth * self.num_envs
-        skipped = int(self.newest)
-
-        def rows_of(space: gym.Space[Any], skipped: int = 0) -> Any:
-            def leaf(part: Any) -> Any:
-                shape = () if part.shape is None else part.shape
-                return place((rows, *shape[skipped:]), np.dtype(part.dtype))
-
-            return mapped(space, leaf, _leaves(space))
-
         return (
             (place((n,), np.int64), place((n,), np.int64)),
             place((n,), np.uint8),
             place((rows,), np.uint8),
             place((rows,), np.float64),
-            rows_of(self.observation_space, skipped),
-            rows_of(self.action_space),
+            self._observations(rows, place),
+            create_empty_array(self.action_space, rows, place),
         )
+
+    def _observations(self, rows: int, place: Place) -> Any:
+        space = self.observation_space
+        if not self.newest:
+            return create_empty_array(space, rows, place)
+        assert space.shape is not None  # a stack is a Box
+        return place((rows, *space.shape[1:]), np.dtype(space.dtype))
 
     def log(self, memory: Any, kind: Callable[..., AnyLog]) -> AnyLog:
         """A log over memory of ``nbytes``."""
@@ -121,18 +115,30 @@ class LogLayout:
 
 
 @dataclass(frozen=True)
-class _Array:
+class Array:
     """Where an array of a log lies.
 
     Attributes:
         offset: Its first byte.
-        nbytes: Its bytes.
-        rows: Number of rows that fill it; 1: it is there at once.
+        shape: Its shape.
+        dtype: Its dtype.
+        num_rows: Number of rows of the log; an array of as many fills with it.
     """
 
     offset: int
-    nbytes: int
-    rows: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    num_rows: int
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row; 0: it has none, and is there at once."""
+        return self.nbytes // self.num_rows if self.shape[0] == self.num_rows else 0
 
 
 class Piecewise:
@@ -151,15 +157,12 @@ class Piecewise:
         """
         self._closes = weakref.finalize(self, os.close, descriptor)  # once, however often called
         self._descriptor, self._layout, self._folder = descriptor, layout, folder
-        self._places = layout.places
-        self._ranges: list[tuple[int, int]] = []
-        self.positions = 0
-        self.nbytes = 0
+        self._positions = 0  # up to which rows are reserved
         try:
             self._check(layout.nbytes)
             os.ftruncate(descriptor, layout.nbytes)
-            for array in self._places:
-                if array.rows == 1:
+            for array in layout.places:
+                if not array.row_nbytes:
                     self._reserve(array.offset, array.nbytes)
         except BaseException:
             self.close()
@@ -173,25 +176,33 @@ class Piecewise:
         """
         layout = self._layout
         more = max(1, _PIECE // max(1, layout.row_nbytes * layout.num_envs))
-        until = min(layout.depth, max(position, self.positions + more))
-        rows = layout.num_envs * (until - self.positions)
+        until = min(layout.depth, max(position, self._positions + more))
+        rows = layout.num_envs * (until - self._positions)
         if rows == 0:  # they were reserved for what was loaded
             return until
         self._check(rows * layout.row_nbytes)
-        for array in self._places:
-            if array.rows > 1:
-                nbytes = array.nbytes // array.rows
-                first = self.positions * layout.num_envs * nbytes
-                self._reserve(array.offset + first, rows * nbytes)
-        self.positions = until
+        first = layout.num_envs * self._positions
+        for array in layout.places:
+            self._reserve(array.offset + first * array.row_nbytes, rows * array.row_nbytes)
+        self._positions = until
         return until
 
+    @property
     def ranges(self) -> list[tuple[int, int]]:
-        """Offset and bytes of each piece that is reserved, in the order in which they were."""
-        return self._ranges
+        """Offset and bytes of what is reserved of each array."""
+        rows = self._layout.num_envs * self._positions
+        return [
+            (array.offset, rows * array.row_nbytes if array.row_nbytes else array.nbytes)
+            for array in self._layout.places
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are reserved."""
+        return sum(nbytes for _, nbytes in self.ranges)
 
     def _reserve(self, offset: int, nbytes: int) -> None:
-        if nbytes == 0:  # an array of empty shape
+        if nbytes == 0:  # an array of empty shape, or none of rows
             return
         try:
             os.posix_fallocate(self._descriptor, offset, nbytes)
@@ -199,8 +210,6 @@ class Piecewise:
             if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
             raise self._no_room(nbytes) from error
-        self.nbytes += nbytes
-        self._ranges = [*self._ranges, (offset, nbytes)]
 
     def _check(self, nbytes: int) -> None:
         if self._free() < nbytes:
@@ -230,19 +239,6 @@ class Piecewise:
             with contextlib.suppress(OSError):  # the mapping would hold it as long as it is there
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._closes()
-
-
-def _padded(nbytes: int) -> int:
-    return nbytes_of(lambda place: place((nbytes,), np.uint8))
-
-
-def _leaves(space: gym.Space[Any]) -> Any:
-    """The parts of a space, nested as it is."""
-    if isinstance(space, spaces.Dict):
-        return {key: _leaves(part) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(map(_leaves, space.spaces))
-    return space
 
 
 def _codec(space: gym.Space[Any], arrays: Any) -> Codec:

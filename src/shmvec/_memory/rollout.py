@@ -21,7 +21,7 @@ from gymnasium.vector.utils import create_empty_array
 
 from shmvec._arguments import checked_count
 from shmvec._core import Lease, MappedMemory, Results
-from shmvec._memory.layout import Place, nbytes_of, placing_in
+from shmvec._memory.layout import Layout, Place, nbytes_of, placing_in
 from shmvec._memory.segment import reserve_memory
 from shmvec.spaces import mapped
 
@@ -207,13 +207,7 @@ class Rollouts:
             RuntimeError: The memory cannot be page-locked; or an env was never reset.
         """
         length = checked_count("length", length)
-        for name, space in (
-            ("observation", self._layout.observation_space),
-            ("action", self._action_space),
-        ):
-            check_arrays(space, name)
-        if self._layout.observation_messages:
-            raise TypeError("rollouts need observations in shared memory: shared_memory=True")
+        check_arrays(self._layout, "a rollout")
         if not self._exchange.autoreset.by_worker:
             raise ValueError(
                 "a rollout needs envs that are reset when their episodes end: use AutoresetMode "
@@ -272,7 +266,7 @@ class Rollouts:
             memory = np.asarray(MappedMemory(descriptor, nbytes))
             if pin:
                 _page_lock(memory)
-            self._exchange.share("rollouts", (nbytes, num_frames), descriptor)
+            self._exchange.share("rollout", (nbytes, num_frames), descriptor)
         finally:
             os.close(descriptor)
         self._exchange.frames.take_rollouts(self._layout.results_in(memory, num_frames))
@@ -291,12 +285,19 @@ class Rollouts:
         return nbytes_of(lambda place: self._actions(length, place))
 
 
-def check_arrays(space: gym.Space[Any], name: str, what: str = "a rollout") -> None:
-    """Raises TypeError unless the values of a space are arrays."""
+def check_arrays(layout: Layout, what: str) -> None:
+    """Raises TypeError unless what envs are given and return are arrays in shared memory."""
+    _check_space(layout.observation_space, "observation", what)
+    _check_space(layout.action_space, "action", what)
+    if layout.observation_messages:
+        raise TypeError(f"{what} needs observations in shared memory: shared_memory=True")
+
+
+def _check_space(space: gym.Space[Any], name: str, what: str) -> None:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         for part in parts:
-            check_arrays(part, name, what)
+            _check_space(part, name, what)
     elif not isinstance(
         space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     ):

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
 
-from shmvec._core import MappedMemory, Recorder, ReplayLog, Segment, WorkerLoop, end_forks
+from shmvec._core import MappedMemory, Recorder, Segment, WorkerLoop, end_forks
 from shmvec._hints import of_action, of_env_fn, of_reset, of_thread
 from shmvec._memory.layout import Layout, misfit
-from shmvec._memory.log import LogLayout
 from shmvec._processes.control import Attachment, Late, Report
 from shmvec._processes.overlap import (
     Alarm,
@@ -267,7 +266,7 @@ class EnvHost:
             in_step = attachment.autoreset.in_step
             executor.attach(self._loop, self.first_env, in_step, copies)
         for (name, size), descriptor in zip(attachment.kept, descriptors, strict=True):
-            self._take(name, size, [descriptor])
+            self._take(name, size, descriptor)
         return self._loop
 
     def serve(self, alarm: Alarm) -> None:
@@ -289,8 +288,11 @@ class EnvHost:
         name, payload = self.mailbox.unpack(packed)
         if name == "reset":
             return payload, None
-        if name in ("rollouts", "replay"):
-            self._take(name, payload, descriptors)
+        if name in ("rollout", "replay"):
+            if payload:
+                self._take(name, payload, descriptors[0])
+            else:
+                self._stop_recording()
             return None, Call(name, lambda env, index: None, chosen=())
         if name == "call":
             attribute, args, kwargs, chosen, lent = payload
@@ -327,15 +329,15 @@ class EnvHost:
         if not descriptors:  # this process has too many open files: the kernel has discarded it
             return
         with contextlib.suppress(OSError):
-            self._take("trace", self.mailbox.unpack(packed), descriptors)
+            self._take("trace", self.mailbox.unpack(packed), descriptors[0])
 
-    def _take(self, name: str, size: tuple[int, ...], descriptors: list[int]) -> None:
-        """Maps memory and has the loop write there; without a descriptor it stops."""
-        if not descriptors:
-            assert self._loop is not None and name == "replay"
-            self._loop.take_log(None)
-            return
-        (descriptor,) = descriptors
+    def _stop_recording(self) -> None:
+        """Has the loop record for no replay any more."""
+        assert self._loop is not None
+        self._loop.take_log(None)
+
+    def _take(self, name: str, size: tuple[int, ...], descriptor: int) -> None:
+        """Maps memory and has the loop write there."""
         nbytes, *parts = size
         try:
             memory = MappedMemory(descriptor, nbytes)
@@ -345,6 +347,10 @@ class EnvHost:
         if name == "trace":
             self._loop.record(Recorder(memory, parts[0], parts[1], self.index, os.getpid()))
         elif name == "replay":
+            # Only here: few workers need it, and all would start the later.
+            from shmvec._core import ReplayLog
+            from shmvec._memory.log import LogLayout
+
             self._loop.take_log(LogLayout.of(self._layout, *parts).log(memory, ReplayLog))
         else:
             self._loop.take_rollouts(self._layout.results_in(memory, *parts))

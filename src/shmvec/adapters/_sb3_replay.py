@@ -157,7 +157,7 @@ class ShmReplayBuffer(ReplayBuffer):
         self.actions = np.zeros((self.buffer_size, n_envs, self.action_dim), kept)
         self.indices = np.full((self.buffer_size, n_envs), -1, np.int64)
         self._newest = np.full(n_envs, -1, np.int64)  # index of each env's last step
-        self._recorded = self.replay.stats().recorded
+        self._recorded = self.replay.recorded
         if saved is not None:
             self._load(Path(saved))
 
@@ -185,7 +185,7 @@ class ShmReplayBuffer(ReplayBuffer):
         Raises:
             RuntimeError: It is no step of these envs.
         """
-        recorded, latest = self.replay.stats().recorded, self.replay.latest()
+        recorded, latest = self.replay.recorded, self.replay.latest()
         if recorded == self._recorded:
             raise RuntimeError(
                 "this is no step of the envs that ShmReplayBuffer records: make a model with a "
