@@ -51,10 +51,14 @@ class Interrupted(Exception):
 def is_lost(frame):
     """Whether an exception raised in this frame is printed and lost, as in any `__del__`.
 
-    The others are callbacks: of a weak reference, and Hypothesis's of the garbage collector.
+    The others are callbacks: of a weak reference, and Hypothesis's of the garbage collector; and
+    the standard library's between a file's opening and its `with`, which leaves a ResourceWarning.
     """
     while frame is not None:
-        if frame.f_code.co_name in ("__del__", "remove", "_remove", "gc_callback"):
+        code = frame.f_code
+        if code.co_name in ("__del__", "remove", "_remove", "gc_callback"):
+            return True
+        if code.co_name in ("open", "read_text") and "pathlib" in code.co_filename:
             return True
         frame = frame.f_back
     return False
