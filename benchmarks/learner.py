@@ -21,7 +21,7 @@ from torch.distributions import Categorical, Normal
 
 from shmvec import Pipeline
 
-__all__ = ["PARTS", "Clock", "Recipe", "Threads", "Training", "network"]
+__all__ = ["PARTS", "Clock", "Recipe", "Threads", "Training", "convolutions", "network"]
 
 PARTS = ("env", "policy", "learning", "handling")
 
@@ -109,7 +109,7 @@ def _initialised(layer: Any, gain: float) -> Any:
     return layer
 
 
-def _convolutions(channels: int) -> Any:
+def convolutions(channels: int) -> Any:
     """The network of Mnih et al., 2015, for images of 84 x 84."""
     layers: list[Any] = []
     for size, wide, kernel, stride in ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
@@ -129,7 +129,7 @@ class _Agent:
         if self.images:
             if observations.shape[1:] != (84, 84):
                 raise ValueError(f"images must be (channels, 84, 84), not {observations.shape}")
-            trunk = _convolutions(observations.shape[0])
+            trunk = convolutions(observations.shape[0])
             policy = _initialised(nn.Linear(512, outputs), 0.01)
             value = _initialised(nn.Linear(512, 1), 1.0)
             self._parts = nn.ModuleList([trunk, policy, value])

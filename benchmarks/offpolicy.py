@@ -1,10 +1,10 @@
-"""DQN and SAC of one env by torch, for benchmarks/training.py: learners that compute between steps.
+"""DQN and SAC by torch, for benchmarks/training.py: learners that compute between steps.
 
 Mnih et al., 2015 (DQN), and Haarnoja et al., 2018 (arXiv:1812.05905), in sizes that CleanRL's
-single-file scripts have. A step is begun, then the learner learns from what it has met before, then
-the step's results are taken: the env computes meanwhile, if the vector env lets it. Whether it does
-changes nothing about what is learned. Steps are copied into arrays, or the
-env's worker records them.
+single-file scripts have. A step of all envs is begun, then the learner learns from what it has met
+before, as often as there are envs, then the step's results are taken: the envs compute meanwhile,
+if the vector env lets them. Whether it does changes nothing about what is learned. Steps are copied
+into arrays, or the workers record them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from learner import Clock, network
+from learner import Clock, convolutions, network
 from torch import nn
 
-__all__ = ["BUFFER", "DQN", "SAC", "OffPolicy"]
+__all__ = ["BUFFER", "DQN", "SAC", "OffPolicy", "PixelDQN"]
 
 BUFFER = 10_000  # steps
 _GAMMA = 0.99
 
 
 class OffPolicy:
-    """A training run of one env, of as many steps as are called for.
+    """A training run, of as many steps as are called for.
 
     Attributes:
         clock: Where the time has gone since it began.
@@ -44,7 +44,7 @@ class OffPolicy:
         """Makes a learner and resets the env.
 
         Args:
-            envs: A vector env of one env, with the autoreset mode NEXT_STEP.
+            envs: A vector env with the autoreset mode NEXT_STEP.
             waits: It calls ``step`` before it learns; else ``step_async``.
             threads: Torch's.
             seed: Of the learner and the env.
@@ -56,21 +56,22 @@ class OffPolicy:
         self._envs, self._waits, self._replay = envs, waits, replay
         self._make(envs.single_observation_space, envs.single_action_space)
         size, actions = envs.single_observation_space.shape, envs.single_action_space
+        kind = np.uint8 if len(size) == 3 else np.float32
         self._met = {
-            "observations": np.zeros((BUFFER, *size), np.float32),
-            "following": np.zeros((BUFFER, *size), np.float32),
+            "observations": np.zeros((BUFFER, *size), kind),
+            "following": np.zeros((BUFFER, *size), kind),
             "actions": np.zeros((BUFFER, *actions.shape), actions.dtype),
             "rewards": np.zeros(BUFFER, np.float32),
             "terminations": np.zeros(BUFFER, np.float32),
         }
         self.returns: list[float] = []
         self.steps = self._iterations = 0
-        self._over = False
+        self._over = np.zeros(envs.num_envs, bool)
         self._observations, _ = envs.reset(seed=seed)
         self.clock = Clock()
 
     def iterate(self) -> None:
-        """Makes a step, and learns meanwhile."""
+        """Makes a step of all envs, and learns meanwhile."""
         envs, clock = self._envs, self.clock
         actions = self._act(self._observations)
         clock("policy")
@@ -79,27 +80,28 @@ class OffPolicy:
         else:
             envs.step_async(actions)
         clock("env")
-        if self.steps >= self.learning_starts:
-            self._learn(self._batch)
-        self._iterations += 1
+        for _ in range(envs.num_envs):
+            if self.steps >= self.learning_starts:
+                self._learn(self._batch)
+            self._iterations += 1
         clock("learning")
         if not self._waits:
             results = envs.step_wait()
         clock("env")
         observations, rewards, terminations, truncations, infos = results
-        if not self._over:
-            if self._replay is None:
-                row = self.steps % BUFFER
-                for name, values in (
-                    ("observations", self._observations),
-                    ("following", observations),
-                    ("actions", actions),
-                    ("rewards", rewards),
-                    ("terminations", terminations),
-                ):
-                    self._met[name][row] = values[0]
-            self.steps += 1
-        self._over = bool(terminations[0] or truncations[0])
+        stepped = np.flatnonzero(~self._over)  # of the others this was the reset
+        if self._replay is None:
+            rows = (self.steps + np.arange(len(stepped))) % BUFFER
+            for name, values in (
+                ("observations", self._observations),
+                ("following", observations),
+                ("actions", actions),
+                ("rewards", rewards),
+                ("terminations", terminations),
+            ):
+                self._met[name][rows] = values[stepped]
+        self.steps += len(stepped)
+        self._over = terminations | truncations
         self._observations = observations
         if "_episode" in infos:
             self.returns += infos["episode"]["r"][infos["_episode"]].tolist()
@@ -142,25 +144,39 @@ class OffPolicy:
 
 
 class DQN(OffPolicy):
-    """Learns from a batch every ten steps."""
+    """Learns from a batch every ten steps.
+
+    Attributes:
+        every: How many steps it makes between two batches.
+        exploration: In so many steps it goes from random actions to its own.
+    """
+
+    every, exploration = 10, 5_000
 
     def _make(self, observations: Any, actions: Any) -> None:
         self._actions = int(actions.n)
-        self._net = network(observations.shape[0], 120, self._actions, 1.0, nn.ReLU)
+        self._net = self._network(observations.shape)
         self._target = copy.deepcopy(self._net)
         self._optimizer = torch.optim.Adam(self._net.parameters(), lr=2.5e-4)
 
     def _parameters(self) -> list[Any]:
         return list(self._net.parameters())
 
+    def _network(self, shape: tuple[int, ...]) -> Any:
+        return network(shape[0], 120, self._actions, 1.0, nn.ReLU)
+
     def _act(self, observations: Any) -> Any:
-        if self._random.random() < max(0.05, 1 - self.steps / 5000):
-            return self._random.integers(self._actions, size=1)
-        with torch.no_grad():
-            return self._net(torch.as_tensor(observations)).argmax(1).numpy()
+        n = len(observations)
+        exploring = self._random.random(n) < max(0.05, 1 - self.steps / self.exploration)
+        chosen = self._random.integers(self._actions, size=n)
+        if not exploring.all():
+            with torch.no_grad():
+                best = self._net(torch.as_tensor(observations)).argmax(1).numpy()
+            chosen[~exploring] = best[~exploring]
+        return chosen
 
     def _learn(self, batch: Callable[[], dict[str, Any]]) -> None:
-        if self._iterations % 10:
+        if self._iterations % self.every:
             return
         met = batch()
         with torch.no_grad():
@@ -172,6 +188,26 @@ class DQN(OffPolicy):
         self._optimizer.step()
         if self._iterations % 500 == 0:
             self._target.load_state_dict(self._net.state_dict())
+
+
+class _Pixels(nn.Module):
+    """Values of actions, from stacked frames."""
+
+    def __init__(self, channels: int, actions: int) -> None:
+        super().__init__()
+        self._layers = nn.Sequential(convolutions(channels), nn.Linear(512, actions))
+
+    def forward(self, frames: Any) -> Any:
+        return self._layers(frames.float() / 255)
+
+
+class PixelDQN(DQN):
+    """Learns from stacked frames, as Mnih et al. do: from a batch of 32 every four steps."""
+
+    batch_size, every = 32, 4
+
+    def _network(self, shape: tuple[int, ...]) -> Any:
+        return _Pixels(shape[0], self._actions)
 
 
 class SAC(OffPolicy):
@@ -218,7 +254,7 @@ class SAC(OffPolicy):
         alpha = self._log_alpha.exp().detach()
 
         def values(critics: Any, observations: Any, actions: Any) -> Any:
-            inputs = torch.cat([observations, actions], 1)
+            inputs = torch.cat([observations, actions.float()], 1)
             return torch.stack([critic(inputs)[:, 0] for critic in critics])
 
         with torch.no_grad():

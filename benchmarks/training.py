@@ -6,7 +6,8 @@
     python benchmarks/training.py --run pong --num-envs 128 --steps 65536 --device cuda
 
 PPO in the shape of CleanRL's single-file scripts, on envs wrapped as those do it: collect with all
-envs, then learn, by turns. DQN and SAC have one env and a learner that computes between its steps.
+envs, then learn, by turns. DQN and SAC have one env, or --num-envs, and a learner that computes
+between steps. The envs of "dqn-1ms" are CartPoles that compute for a millisecond.
 The contenders are SyncVectorEnv, AsyncVectorEnv, ShmVectorEnv, ShmVectorEnv with rollouts (workers
 write where the learner reads), shmvec's Pipeline (some envs step while the policy computes; its
 policy is asked about some at a time, so its curve is another) and EnvPool's C++ envs, where it has
@@ -15,15 +16,16 @@ and SAC begin a step, learn, and take its results then; "waits" means that they 
 they learn instead. What they learn from is the same; but for "Replay", that draws it from a
 shmvec.Replay of as many steps, where the others copy: its draws, and so its curve, are others.
 
-Each contender is a process of its own, with torch and its envs loaded. They take turns; a turn is
-a whole training run, from the same seed. The clock starts after the first reset: what starting
-costs, benchmarks/start.py measures. For each: the median wall clock and its spread, (largest -
-smallest) / median; the median ratio to SyncVectorEnv and AsyncVectorEnv of the same round; the time
-spent in the envs, in the policy, learning, and handling data; and CPU-seconds used by the learner's
-main thread, by its other threads (EnvPool's envs are among them) and by workers, by wall clock:
-their shares of a core. "curve" is a digest of all episodes' returns and the sum of the weights at
-the end, of the first turn. (Later ones differ where wrappers go on normalising.) Runs on the same
-envs with the same number of threads must agree in every turn: else the script fails.
+Each contender is a process of its own, with torch and its envs loaded. They take turns; a turn is a
+whole training run, from the same seed. The clock starts after the first reset: what starting costs,
+benchmarks/start.py measures. For each: the median wall clock and its spread, (largest - smallest) /
+median; the median ratio to SyncVectorEnv and AsyncVectorEnv of the same round; the time spent in
+the envs, in the policy, learning, and handling data; and CPU-seconds used by the learner's main
+thread, by its other threads (EnvPool's envs are among them) and by workers, by wall clock: their
+shares of a core. "return" is the mean over the last quarter of the episodes. "curve" is a digest of
+all episodes' returns and the sum of the weights at the end, of the first turn. (Later ones differ
+where wrappers go on normalising.) Runs on the same envs with the same number of threads must agree
+in every turn: else the script fails.
 
 --device says where PPO's networks are, and what they learn from: on a GPU sums may be added in
 another order in each run, and other curves are no failure. What --json's file has of other runs,
@@ -56,9 +58,9 @@ import torch
 from apart import Apart
 from keeping import Row, merged, read, write
 from learner import PARTS, Recipe, Threads, Training
-from offpolicy import BUFFER, DQN, SAC, OffPolicy
+from offpolicy import BUFFER, DQN, SAC, OffPolicy, PixelDQN
 from processes import cpu_s, descendants
-from workloads import WORKLOADS, cartpole, cheetah, clipped, pong
+from workloads import WORKLOADS, cartpole, cheetah, clipped, pong, slow_cartpole
 
 import shmvec
 from shmvec._commands.measuring import described, line, machine, spread, turns
@@ -84,6 +86,7 @@ class Run:
         recipe: Any,
         workload: str,
         task: str,
+        num_envs: int = 1,
     ) -> None:
         """What is trained on and how.
 
@@ -92,28 +95,27 @@ class Run:
             steps: How many steps a run makes, of all envs.
             recipe: How it learns: a Recipe for PPO, else a class of offpolicy.py.
             workload: Says what has to be installed.
-            task: What EnvPool has.
+            task: What EnvPool has; nothing if it has no such env.
+            num_envs: Number of envs, unless its recipe says it.
         """
         self.make, self.steps, self.recipe = make, steps, recipe
         self.missing, self.task = WORKLOADS[workload].missing(), task
+        self.num_envs = recipe.num_envs if self.ppo else num_envs
 
     def of(self, num_envs: int | None) -> Run:
-        """The same with so many envs, if it is one of PPO."""
-        if num_envs is None or not self.ppo:
+        """The same with so many envs."""
+        if num_envs is None:
             return self
         changed = copy.copy(self)
-        changed.recipe = replace(self.recipe, num_envs=num_envs)
+        changed.num_envs = num_envs
+        if self.ppo:
+            changed.recipe = replace(self.recipe, num_envs=num_envs)
         return changed
 
     @property
     def ppo(self) -> bool:
         """Whether it collects, and then learns."""
         return isinstance(self.recipe, Recipe)
-
-    @property
-    def num_envs(self) -> int:
-        """Number of envs."""
-        return self.recipe.num_envs if self.ppo else 1
 
 
 _CHEETAH = Recipe(num_envs=16, epochs=10, minibatches=32, learning_rate=3e-4, entropy=0.0)
@@ -126,6 +128,8 @@ RUNS = {
     ),
     "pong": Run(pong, 1_024, Recipe(), "ALE/Pong-v5", "Pong-v5"),
     "dqn": Run(cartpole, 6_000, DQN, "CartPole-v1", "CartPole-v1"),
+    "dqn-1ms": Run(slow_cartpole, 6_000, DQN, "CartPole-v1", "", num_envs=8),
+    "dqn-pong": Run(pong, 2_000, PixelDQN, "ALE/Pong-v5", "Pong-v5"),
     "sac": Run(recorded_cheetah, 400, SAC, "HalfCheetah-v5", "HalfCheetah-v4"),
 }
 
@@ -147,6 +151,8 @@ def systems(run: Run) -> Iterator[str]:
     """Those that have such a run."""
     for name in NAMES:
         if name == "envpool-normalised" and run.make is not cheetah:
+            continue
+        if name.startswith("envpool") and not run.task:
             continue
         of_ppo, of_others = name in ("rollout", "pipeline"), name.endswith(("-waits", "replay"))
         if not (of_others if run.ppo else of_ppo):
@@ -227,7 +233,7 @@ def trained(
     else:
         replay = shmvec.Replay(envs, BUFFER, seed=1) if system == "replay" else None
         training = run.recipe(envs, waits=waits, threads=threads.learning, replay=replay)
-        iterations = steps
+        iterations = -(-steps // run.num_envs)
     workers = descendants()
     me, learner = os.getpid(), threading.get_native_id()
     begin = time.perf_counter()
@@ -246,6 +252,7 @@ def trained(
         "workers_cpu_s": theirs - before[1],
         "steps": training.steps,
         "episodes": len(training.returns),
+        "return": statistics.fmean(training.returns[-1 - len(training.returns) // 4 :] or [0.0]),
         "curve": f"{training.digest()} {training.weights():.9g}",
     }
 
@@ -393,7 +400,7 @@ HEAD = [
     "× Async",
     *PARTS,
 ]
-HEAD += ["main", "threads", "workers", "episodes", "curve"]
+HEAD += ["main", "threads", "workers", "episodes", "return", "curve"]
 
 
 def row_line(row: Row) -> str:
@@ -406,7 +413,7 @@ def row_line(row: Row) -> str:
         *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
         *(f"{row[part + '_s']:.2f}" for part in PARTS),
         *(f"{row[f'{who}_cpu_s'] / row['wall_s']:.2f}" for who in ("main", "threads", "workers")),
-        *(f"{row['episodes']:.0f}", row["curves"][0]),
+        *(f"{row['episodes']:.0f}", f"{row['return']:.1f}", row["curves"][0]),
     )
 
 
@@ -433,7 +440,7 @@ def main() -> None:
         metavar="JSON",
         help='options of ShmVectorEnv to try, each as {"num_workers": 1}',
     )
-    parser.add_argument("--num-envs", type=int, help="of PPO's runs (default: by the run)")
+    parser.add_argument("--num-envs", type=int, help="(default: by the run)")
     parser.add_argument("--device", default="cpu", help="torch's name of it")
     parser.add_argument("--steps", type=int, help="of a run (default: by the run)")
     parser.add_argument("--rounds", type=int, default=5)

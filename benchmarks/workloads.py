@@ -23,6 +23,7 @@ __all__ = [
     "cheetah",
     "clipped",
     "pong",
+    "slow_cartpole",
 ]
 
 
@@ -80,6 +81,25 @@ def _ant() -> gym.Env[Any, Any]:
 def cartpole() -> gym.Env[Any, Any]:
     """CartPole as CleanRL's ppo.py and dqn.py wrap it."""
     return gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
+
+
+class _Longer(gym.Wrapper[Any, Any, Any, Any]):
+    """An env each of whose steps computes for so many seconds more, of a core's time."""
+
+    def __init__(self, env: gym.Env[Any, Any], more_s: float) -> None:
+        super().__init__(env)
+        self._more_s = more_s
+
+    def step(self, action: Any) -> Any:
+        end = time.thread_time() + self._more_s
+        while time.thread_time() < end:
+            pass
+        return self.env.step(action)
+
+
+def slow_cartpole() -> gym.Env[Any, Any]:
+    """``cartpole``, whose steps take a millisecond more."""
+    return _Longer(cartpole(), 1e-3)
 
 
 def cheetah() -> gym.Env[Any, Any]:

@@ -29,7 +29,7 @@ def test_by_a_replay(tmp_path):
     assert len(set(rows[1]["curves"])) == 1 and rows[1]["episodes"] > 5
 
 
-@pytest.mark.parametrize("kind", ["cartpole", "dqn"])
+@pytest.mark.parametrize("kind", ["cartpole", "dqn", "dqn-1ms"])
 def test_the_same_curve(tmp_path, kind):
     arguments = ["--run", kind, "--system", "sync", "async", "ours", "rollout", "ours-waits"]
     shown, results = run_benchmark(
