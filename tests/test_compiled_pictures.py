@@ -11,6 +11,7 @@ import pytest
 from gymnasium import wrappers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tables import deep
 from test_compiled_wrappers import (
     Drawn,
     Mine,
@@ -421,6 +422,7 @@ def follow_ale(make, script):
 CHANGED = st.sampled_from(["reset", *ALE_CHANGES, *PREPROCESSING_CHANGES])
 
 
+@pytest.mark.deep
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     names=st.lists(st.sampled_from(sorted(ALE_WRAPPERS)), max_size=5, unique=True),
@@ -462,7 +464,7 @@ def test_what_is_changed_of_ale_is_obeyed(what):
 
 
 @pytest.mark.parametrize("what", PREPROCESSING_CHANGES)
-@pytest.mark.parametrize("name", ["preprocessing", "lives"])
+@pytest.mark.parametrize("name", ["preprocessing", *deep("lives")])
 def test_what_is_changed_of_preprocessing_is_obeyed(name, what):
     pytest.importorskip("cv2")
     follow_ale(partial(arcade, ["order", name, "stack"], "breakout"), [*GAME, (what, 1), *GAME[:3]])
