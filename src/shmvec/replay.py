@@ -443,7 +443,8 @@ class Replay:
         """Saves what was recorded so far, also while envs step; what is in flight is not in it.
 
         The folder has ``rows.bin``, the memory as it is, and ``replay.json``, which says where its
-        arrays lie: docs/replay.md describes them. An interrupted call leaves what was there before.
+        arrays lie: docs/details/replay.md describes them. An interrupted call leaves what was there
+        before.
 
         Raises:
             OSError: It cannot be written.
