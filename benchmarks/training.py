@@ -29,7 +29,7 @@ in every turn: else the script fails.
 
 --device says where PPO's networks are, and what they learn from: on a GPU sums may be added in
 another order in each run, and other curves are no failure. What --json's file has of other runs,
-systems and devices stays there; it is written after each turn.
+systems and devices stays there, with all returns of first turns; it is written after each turn.
 
 --threads says how many threads torch has within an operation: "1,2" is 1 while it collects and 2
 while it learns. Other numbers of threads add in another order, and learn something else in the end.
@@ -253,6 +253,7 @@ def trained(
         "steps": training.steps,
         "episodes": len(training.returns),
         "return": statistics.fmean(training.returns[-1 - len(training.returns) // 4 :] or [0.0]),
+        "returns": training.returns,
         "curve": f"{training.digest()} {training.weights():.9g}",
     }
 
@@ -349,6 +350,7 @@ def rows(name: str, run: Run, device: str, runs: dict[Any, list[dict[str, Any]]]
             "times_sync": _ratio(runs, "sync", threads, results),
             "times_async": _ratio(runs, "async", threads, results),
             "curves": [one["curve"] for one in results],
+            "returns": [round(each, 1) for each in results[0]["returns"]],
         }
         for (system, threads, variant), results in runs.items()
         if results
@@ -363,7 +365,7 @@ def _medians(results: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {
         key: statistics.median(one[key] for one in results)
         for key, value in results[0].items()
-        if not isinstance(value, str)
+        if isinstance(value, int | float)
     }
 
 

@@ -3,9 +3,9 @@
     pip install shmvec
     python examples/recipes/episode_statistics.py
 
-Both report the same episodes under the same keys. Around each env is usually faster: the wrapper
-runs in the workers, in compiled code (docs/wrappers.md). It also works with rollouts, pipelines and
-partial batches. Around the vector env it runs after each step, while the workers wait.
+Both report the same episodes under the same keys. Around each env the wrapper runs in the workers,
+in compiled code (docs/wrappers.md). It also works with rollouts, pipelines and partial
+batches. Around the vector env it runs after each step, while the workers wait.
 """
 
 import time
