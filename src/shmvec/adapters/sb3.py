@@ -171,7 +171,7 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
             env_fns: One function for each env; no two may return the same env.
             start_method: How processes are started: "fork", "spawn" or "forkserver". None:
                 "forkserver" where there is one, else "spawn", both of which are safe beside
-                threads such as torch's; scripts need ``if __name__ == "__main__":``.
+                threads such as torch's.
             **options: Options of :class:`shmvec.ShmVectorEnv`: {options}.
 
         Raises:
