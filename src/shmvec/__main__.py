@@ -37,9 +37,33 @@ from shmvec.evaluation.record import RecordError, read_lines, recorded_episodes
 from shmvec.evaluation.tasks import is_suite, read_suite, tasks_of
 
 _NAMES_AN_ENV = (
-    "an id, CartPole-v1 or module:Env-v0, or what makes an env: module:make_env or "
-    "path/file.py:make_env"
+    "an id (CartPole-v1, module:Env-v0), or a function or class that makes an env "
+    "(module:make_env, path/file.py:MyEnv)"
 )
+
+
+_EXAMPLES = """\
+examples:
+  shmvec bench                    how fast is this machine?
+  shmvec check my_env.py:MyEnv    may my env run in parallel?
+  shmvec tune my_env.py:MyEnv     which settings are best for it?
+  shmvec top                      what limits the program that is running?
+  shmvec stacks PID               where does it hang?
+
+To record a timeline of a run, write `with envs.trace('run.json'):` in the program.
+`shmvec COMMAND --help` lists a command's options. `python -m shmvec` is the same as `shmvec`.
+"""
+
+
+_EVALUATE = """\
+Play episodes with your policy in parallel, and print the returns.
+
+    shmvec evaluate CartPole-v1 --policy my_policy.py:policy --episodes 100 --seeds 1
+
+It does what shmvec.evaluate() does. ENV may be a suite: a pattern for ids, such as 'ALE/*-v5', or a
+TOML file with a table [tasks.NAME] for each task (env = "an id"), and arguments of evaluate() above
+them.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,10 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     """The parser; the function of a command is its options' ``run``."""
     parser = argparse.ArgumentParser(
         prog="shmvec",
-        description=__doc__,
-        epilog="A timeline of a run is recorded in the program itself, by `with "
-        "envs.trace('run.json'):`; there is no command and no environment variable for it. "
-        "top shows a program that runs, and stacks says where it hangs.",
+        description="Measure, check, evaluate and inspect Gymnasium envs that step in parallel.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"shmvec {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -88,15 +111,15 @@ def _parser() -> argparse.ArgumentParser:
     add = partial(commands.add_parser, formatter_class=argparse.RawDescriptionHelpFormatter)
     command = add(
         "bench",
-        help="step real envs, or yours, with ShmVectorEnv, AsyncVectorEnv and SyncVectorEnv",
+        help="compare with AsyncVectorEnv and SyncVectorEnv, on built-in envs or on yours",
         description=bench.__doc__,
     )
     command.add_argument(
         "env",
         nargs="*",
         metavar="ENV",
-        help=f"{_NAMES_AN_ENV}; or one of the built-in {', '.join(bench.WORKLOADS)}, of which "
-        f"Noop does nothing (default: {' '.join(bench.DEFAULT_WORKLOADS)})",
+        help=f"{_NAMES_AN_ENV}, or one of the built-in {', '.join(bench.WORKLOADS)} (Noop does "
+        f"nothing); default: {' '.join(bench.DEFAULT_WORKLOADS)}",
     )
     _add_kwargs(command)
     command.add_argument(
@@ -110,136 +133,142 @@ def _parser() -> argparse.ArgumentParser:
 
     command = add(
         "tune",
-        help="find the best numbers of envs and workers, and the best wait policy, for your env",
+        help="find the best numbers of envs and workers, and the best options, for your env",
         description=tune.__doc__,
     )
     _add_env(command)
     _add_measuring(command, [8, 32, 128], 1.0)
-    command.add_argument("--plot", type=_file, metavar="FILE", help="draw them (needs matplotlib)")
+    command.add_argument("--plot", type=_file, metavar="FILE", help="plot them (needs matplotlib)")
     command.set_defaults(run=_tune)
 
     command = add(
         "check",
-        help="see whether your env may run in parallel, and which option mends it",
+        help="test whether your env may run in parallel, and which option fixes it",
         description=check.__doc__,
     )
     _add_env(command)
     command.add_argument(
         "--beside",
         metavar="ENV",
-        help="an env of another kind that is to share processes with it (default: the same)",
+        help="another kind of env, to run in the same processes (default: the same kind)",
     )
     command.add_argument(
         "--context",
         nargs="+",
         choices=multiprocessing.get_all_start_methods(),
         metavar="METHOD",
-        help="start methods to try, first the one to be used (default: all, first Python's own)",
+        help="start methods to try; put the one you use first (default: all)",
     )
     command.add_argument(
-        "--steps", type=_positive(int), default=50, help="of each env (default: %(default)s)"
+        "--steps", type=_positive(int), default=50, help="steps of each env (default: %(default)s)"
     )
     command.add_argument(
         "--time-limit",
         type=_positive(float),
         default=20.0,
         metavar="S",
-        help="seconds that envs get each time they are made and stepped (default: %(default)g)",
+        help="seconds after which a run of envs counts as hanging (default: %(default)g)",
     )
     _add_json(command, "findings")
     command.set_defaults(run=_check)
 
     command = add(
         "evaluate",
-        help="play episodes with your policy, each exactly once, and print what it achieves",
-        description="Plays episodes with a policy, in parallel: shmvec.evaluate as a command. A "
-        "suite is a TOML file, [tasks.NAME] with env = 'an id' for each task and the arguments of "
-        "evaluate before them, or a pattern for ids, as 'ALE/*-v5'.",
+        help="play episodes with your policy, each exactly once, and print the returns",
+        description=_EVALUATE,
     )
     command.add_argument(
-        "env", metavar="ENV", help=f"{_NAMES_AN_ENV}; or a suite.toml, or a pattern for ids"
+        "env", metavar="ENV", help=f"{_NAMES_AN_ENV}, a suite.toml, or a pattern for ids"
     )
     _add_kwargs(command)
     command.add_argument(
         "--policy",
         required=True,
         metavar="MODULE:FUNCTION",
-        help="policy(observations, env_ids) returns actions: module:function or "
-        "path/file.py:function; of a class, one is made",
+        help="policy(observations, env_ids), which returns actions: module:function or "
+        "path/file.py:function; a class is called without arguments first",
     )
     command.add_argument(
-        "--episodes", type=_positive(int), help="of each task; default: 100, or the file's"
+        "--episodes",
+        type=_positive(int),
+        help="episodes of each task (default: the file's, or 100)",
     )
     command.add_argument("--num-envs", type=_positive(int), metavar="N", help="envs at a time")
-    command.add_argument("--num-workers", type=_positive(int), metavar="W")
+    command.add_argument("--num-workers", type=_positive(int), metavar="W", help="worker processes")
     command.add_argument(
         "--seeds",
         "--seed",
         type=_seed,
         metavar="S",
-        help="seed of the first episode; the next has one more",
+        help="seed of the first episode; each next episode has one more",
     )
     command.add_argument(
         "--fixed-batch",
         dest="batch",
         action="store_const",
         const="fixed",
-        help="always ask the policy about as many envs",
+        help="give the policy about the same number of envs in each batch",
     )
     command.add_argument(
         "--time-limit",
         type=_positive(float),
         metavar="S",
-        help="after so many seconds no further episode begins",
+        help="begin no further episode after so many seconds",
     )
     command.add_argument(
         "--hard-time-limit",
         type=_positive(float),
         metavar="S",
-        help="after so many seconds nothing is waited for, and shorter episodes count for more",
+        help="stop after so many seconds; short episodes then count for more",
     )
     command.add_argument(
-        "--progress", action="store_true", help="say how far it is; without it, on a terminal only"
+        "--progress", action="store_true", help="show progress also where stderr is no terminal"
     )
-    command.add_argument("--info", dest="info_keys", nargs="+", metavar="KEY", help="of last infos")
-    command.add_argument("--success-key", metavar="KEY", help="of last infos; default: is_success")
+    command.add_argument(
+        "--info",
+        dest="info_keys",
+        nargs="+",
+        metavar="KEY",
+        help="keys of each episode's last info to report",
+    )
+    command.add_argument(
+        "--success-key", metavar="KEY", help="key of the last info (default: is_success)"
+    )
     command.add_argument("--videos", dest="video_folder", metavar="FOLDER", help="record episode 0")
     _add_json(command, "episodes")
-    suites = command.add_argument_group("suites, and one env as a suite of one task")
+    suites = command.add_argument_group("suites (or one env, as a suite of one task)")
     suites.add_argument(
         "--record",
         type=_file,
         metavar="FILE",
-        help="append each episode to it as it ends; what it has is not played again",
+        help="append each episode to this file, and resume from it",
     )
     suites.add_argument("--max-envs", type=_positive(int), metavar="N", help="envs at a time")
     suites.add_argument(
-        "--memory", type=_size, metavar="SIZE", help="that all envs may use, as 20GiB"
+        "--memory", type=_size, metavar="SIZE", help="memory that all envs may use, such as 20GiB"
     )
+    suites.add_argument("--gpu-memory", type=_size, metavar="SIZE", help="the same for NVIDIA GPUs")
     suites.add_argument(
-        "--gpu-memory", type=_size, metavar="SIZE", help="likewise, of NVIDIA's GPUs"
-    )
-    suites.add_argument(
-        "--retries", type=_retries, metavar="N", help="of an episode whose env fails"
+        "--retries", type=_retries, metavar="N", help="repeats of an episode whose env fails"
     )
     suites.add_argument(
         "--separate-tasks",
         dest="batch_across_tasks",
         action="store_const",
         const=False,
-        help="never ask the policy about several tasks in one batch",
+        help="give the policy one task in each batch",
     )
     suites.add_argument(
         "--compare",
         type=Path,
         metavar="FILE",
-        help="an earlier record, whose episodes of the same seeds the new ones are compared with",
+        help="compare with the episodes of the same seeds in an earlier record",
     )
     command.set_defaults(run=_evaluate)
 
     command = add(
         "doctor",
-        help="see whether this machine lets workers run fast, and what to change",
+        help="test whether this machine lets workers run fast, and what to change",
         description=doctor.__doc__,
     )
     _add_json(command, "findings")
@@ -247,7 +276,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = add(
         "stacks",
-        help="print where in Python the workers of a running program are",
+        help="print where in Python a running program's workers are, or hang",
         description=stacks.__doc__,
     )
     command.add_argument(
@@ -261,13 +290,17 @@ def _parser() -> argparse.ArgumentParser:
         description=top.__doc__,
     )
     which = command.add_mutually_exclusive_group()
-    which.add_argument("pid", nargs="?", type=_positive(int), metavar="PID")
-    which.add_argument("--all", action="store_true", help="those of all processes; the default")
-    command.add_argument("--interval", type=_seconds, metavar="S", help="seconds between two looks")
+    which.add_argument(
+        "pid", nargs="?", type=_positive(int), metavar="PID", help="process id of the program"
+    )
+    which.add_argument("--all", action="store_true", help="all your vector envs (the default)")
+    command.add_argument(
+        "--interval", type=_seconds, metavar="S", help="seconds between two pictures"
+    )
     how = command.add_mutually_exclusive_group()
-    how.add_argument("--json", dest="as_json", action="store_true", help="as JSON, once")
+    how.add_argument("--json", dest="as_json", action="store_true", help="print JSON, once")
     how.add_argument(
-        "--prometheus", action="store_true", help="as Prometheus' text, once: for a node exporter"
+        "--prometheus", action="store_true", help="print Prometheus' text format, once"
     )
     command.set_defaults(run=_top)
 
@@ -287,7 +320,7 @@ def _add_kwargs(command: argparse.ArgumentParser) -> None:
         type=_arguments,
         default={},
         metavar="JSON",
-        help='arguments of the env, as \'{"render_mode": "rgb_array"}\'',
+        help='arguments of the env, such as \'{"render_mode": "rgb_array"}\'',
     )
 
 
@@ -306,20 +339,20 @@ def _add_measuring(
         type=_positive(int),
         default=nums_envs,
         metavar="N",
-        help=f"numbers of envs (default: {' '.join(map(str, nums_envs))})",
+        help=f"numbers of envs to try (default: {' '.join(map(str, nums_envs))})",
     )
     command.add_argument(
         "--seconds",
         type=_positive(float),
         default=seconds,
-        help="how long each contender is measured with each number of envs (default: %(default)g)",
+        help="seconds for each system or setting, with each number of envs (default: %(default)g)",
     )
     command.add_argument(
         "--compute",
         type=_positive(float),
         metavar="US",
-        help="let the parent compute for so many µs between steps, as a learner does, and (bench) "
-        "say how much waiting workers slow it down",
+        help="let the parent compute for so many µs between steps, as a learner does; bench then "
+        "prints how much waiting workers slow that down",
     )
     _add_json(command, "results")
 

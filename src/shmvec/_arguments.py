@@ -273,8 +273,8 @@ def actions_of(envs: Envs, space: gym.Space[Any], actions: Any, num_envs: int) -
             ) from None
         if count != num_envs:
             raise ValueError(
-                f"wrong actions: there are {count}, and {num_envs} envs, those included that "
-                "the mask leaves out. Nothing was sent to any env."
+                f"wrong actions: there are {count}, and {num_envs} envs, including those that the "
+                "mask leaves out. Nothing was sent to any env."
             )
         return part[envs] if isinstance(part, np.ndarray) else [part[env] for env in envs]
 

@@ -709,9 +709,8 @@ class Exchange(OwnsProcesses, BatchSteps):
             )
         if alone and self.num_in_flight and not self.guard.abandoned:
             raise AlreadyPendingCallError(
-                f"Calling `{name}` while envs are in flight: take the results of all that were "
-                "asked to step or reset, with `recv`, or `drop()` the Pipeline that has asked "
-                "them, first.",
+                f"Calling `{name}` while envs are in flight: first take their results with `recv`, "
+                "or call `drop()` of the Pipeline that steps them.",
                 "recv",
             )
 
@@ -1116,8 +1115,8 @@ class Exchange(OwnsProcesses, BatchSteps):
         if self.closed:
             if self._owner != os.getpid():
                 raise RuntimeError(
-                    f"This {self._name} was made in process {self._owner}, of which this "
-                    "one is a fork: its workers answer only there. Make one in each process."
+                    f"This {self._name} belongs to process {self._owner}, and this one is a fork "
+                    "of it: workers answer only there. Make one in each process."
                 )
             closed = f"Trying to operate on `{self._name}`, after a call to `close()`."
             if self._crash:

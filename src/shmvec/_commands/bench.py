@@ -1,16 +1,17 @@
-"""Steps real envs, or yours, with ShmVectorEnv beside its peers and beside the limit.
+"""Compare ShmVectorEnv with AsyncVectorEnv, SyncVectorEnv and the limit, on real envs or yours.
 
-Prints a table, and a sentence for each row of ShmVectorEnv. The contenders are measured
-alternately, in slices, in one run. For each the medians over the slices are given: the time of a
-batch step, env steps a second (resets made by autoreset are not steps), the share of the limit, and
-how many times faster than AsyncVectorEnv it is. The last two are medians of the rounds' ratios,
-which may differ a little from the quotient of the medians. The spread is that of the slices' batch
-times: (largest - smallest) / median. With --compute, "parent slowed by" compares the time of the
-parent's computation with that beside SyncVectorEnv, which has no workers.
+    shmvec bench
+    shmvec bench my_env.py:MyEnv --num-envs 8 32
 
-The limit is what free-running loops reach, one env and one process a core, without any
-communication, their wrappers compiled as workers compile them. A vector env of Python envs cannot
-be faster on these cores.
+All are measured alternately, in one run. The table has medians: the time of a batch step, env steps
+a second (resets made by autoreset are not steps), the share of the limit, and how many times faster
+than AsyncVectorEnv. The last two are medians of ratios, and may differ a little from the ratio of
+the medians. The spread is (largest - smallest) / median of the batch times. With --compute, "parent
+slowed by" compares the time of the parent's computation with that beside SyncVectorEnv, which has
+no workers.
+
+The limit is what loops reach that only step: one env and one process a core, no communication,
+wrappers compiled. A vector env of Python envs cannot be faster on these cores.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Checks whether an env may run in parallel, and names what mends it where it may not.
+"""Test whether an env may run in parallel, and name the option that fixes what is wrong.
+
+    shmvec check my_env.py:MyEnv
 
 Envs are made and stepped alone, with others in one process, in two processes at once and under each
-start method, with the same seeds and actions; their results are compared bit for bit. All of it
-happens in workers: an env that crashes or hangs there is a finding. Each line is ok, a note, or
-WRONG with what mends it.
+start method, with the same seeds and actions. Their results are compared bit for bit. All of it
+happens in workers, so a crash or a hang is a finding. Each line is ok, a note, or WRONG with the
+option that fixes it. The exit status is 1 if something is wrong.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ class Finding:
     Attributes:
         kind: The subject: "start method", "same seed", "spaces", "infos", "global generators",
             "buffers", "threads", "one process", "two processes", "close", "time" or "memory".
-        verdict: "ok", "note" (to know, or to mend for some programs) or "wrong".
+        verdict: "ok", "note" (to know, or to fix for some programs) or "wrong".
         seen: What was seen.
         advice: What to do about it, and why; None: nothing.
-        option: The option of ``ShmVectorEnv``, or the other thing, that mends it.
+        option: The option of ``ShmVectorEnv``, or the other thing, that fixes it.
     """
 
     kind: str
@@ -252,7 +254,7 @@ def brief(env_fn: Callable[[], Any], seconds: float = 2.0) -> str | None:
     found = _difference(reference, company, unstable)
     if other.trouble or not found:
         return None
-    return f"two envs in one process are not what each is alone: {found}"
+    return f"two envs in one process do not act as each does alone: {found}"
 
 
 def _methods(contexts: Sequence[str] | None) -> list[str]:
@@ -375,12 +377,11 @@ def _same_seed(
         steps = f"{len(reference) - 1} steps, twice in one env and in fresh processes: the same"
         return unstable, Finding(kind, OK, steps)
     if differing == {"infos"}:
-        advice = "times and counts of episodes may; what you log and compare should not"
+        advice = "times and counts may differ; what you log and compare should not"
         return unstable, Finding(kind, NOTE, seen, advice)
     advice = (
-        "draw from it alone, which super().reset(seed=seed) seeds; not from generators of your "
-        "own, a space's sample() (which has another one), the clock, the order of sets, or what "
-        "is left of the last episode"
+        "super().reset(seed=seed) seeds it; draw from nothing else: no generators of your own, no "
+        "space's sample(), the clock, the order of sets, or what the last episode has left"
     )
     return unstable, Finding(kind, WRONG, seen, advice, "self.np_random")
 
@@ -507,7 +508,7 @@ def _beside_others(one: str, two: str, facts: Facts, unstable: set[str]) -> Iter
     alike = "as alone, bit for bit" + (f" ({'; '.join(left_out)})" if left_out else "")
     verdict, then = OK, None
     if "observations" in unstable or "rewards" in unstable:
-        verdict, then = NOTE, 'mend what "same seed" says first, and check once more'
+        verdict, then = NOTE, 'first fix what "same seed" says, then check again'
     if not one:
         yield Finding("one process", verdict, f"two and four envs: {alike}", then)
     elif two and not facts.generators:
@@ -515,15 +516,15 @@ def _beside_others(one: str, two: str, facts: Facts, unstable: set[str]) -> Iter
         yield Finding("one process", WRONG, one, advice, "worker_environ=")
     else:
         advice = (
-            "a process for each env: they share something in one (a class attribute, a module's "
-            "global, a library's only context)"
+            "a process for each env: in one process they share something (a class attribute, a "
+            "module's global, a library's only context)"
         )
         yield Finding("one process", WRONG, one, advice, "num_workers=num_envs")
     if not two:
         yield Finding("two processes", verdict, f"at once: {alike}", then)
         return
     if facts.generators:
-        advice = 'mend what "global generators" says first, and check once more'
+        advice = 'first fix what "global generators" says, then check again'
         yield Finding("two processes", NOTE, two, advice)
         return
     advice = (
@@ -537,11 +538,11 @@ def _beside_others(one: str, two: str, facts: Facts, unstable: set[str]) -> Iter
 def _threads(facts: Facts, forked: _Run, wanted: str) -> Finding:
     """Whether a fork works after the program has made an env, as many do to see its spaces."""
     names = ", ".join(facts.threads[:4]) + (", ..." if len(facts.threads) > 4 else "")
-    started = f"an env starts {len(facts.threads)} of Python's threads ({names})" if names else ""
+    started = f"an env starts {len(facts.threads)} Python threads ({names})" if names else ""
     failed = forked.in_fork or forked.trouble
     advice = (
-        "a fork has none of the threads that the program and its libraries (a renderer's) had "
-        "before, so a program that makes an env and then forks workers fails so"
+        "a fork has none of the program's threads, nor those of its libraries (a renderer's): a "
+        "program that makes an env and then forks workers fails like this"
     )
     if failed:
         seen = f"an env in a fork of a process that has made one {failed}"
@@ -551,7 +552,7 @@ def _threads(facts: Facts, forked: _Run, wanted: str) -> Finding:
     if started:
         return Finding("threads", NOTE, started, advice, 'context="forkserver"')
     others = f" (libraries have {facts.native_threads})" if facts.native_threads else ""
-    seen = f"an env starts none of Python's{others}; one in a fork of a process with an env works"
+    seen = f"an env starts no Python threads{others}; it works in a fork of a process with an env"
     return Finding("threads", OK, seen)
 
 
@@ -567,7 +568,7 @@ def _memory(company: _Run, four: _Run | None) -> Finding:
         return Finding("memory", OK, "not measured")
     copy = max(0, four.facts[0].resident - company.facts[0].resident) / 2
     worker = company.facts[0].resident / 2**20
-    seen = f"{copy / 2**20:,.1f} MiB a further env; a worker with two {worker:,.0f} MiB"
+    seen = f"{copy / 2**20:,.1f} MiB for one more env; a worker with two {worker:,.0f} MiB"
     return Finding("memory", OK, seen)
 
 

@@ -1,4 +1,4 @@
-"""Checks whether this machine lets workers run fast, and says what to change where it does not.
+"""Test whether this machine lets workers run fast, and say what to change.
 
 It reads cores, quotas, memory, descriptors and threads of libraries, and measures for two seconds
 what it costs here to hand work from core to core. Each line is ok, or says what to change and why.
@@ -273,7 +273,7 @@ def _hand_overs(machine: Machine, prices: Prices) -> Iterator[Finding]:
     ]
     for finding in found:
         if finding.change is not None and _is_busy(machine):
-            finding = replace(finding, change="measure once more when no other programs run")
+            finding = replace(finding, change="repeat this when no other programs run")
         yield finding
 
 

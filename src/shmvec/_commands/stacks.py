@@ -1,8 +1,10 @@
-"""Prints the Python stacks of workers, most recent call first, without shmvec's own frames.
+"""Print where in Python each worker of a running program is, most recent call first.
 
-A signal makes each worker write its stack, also where the worker or its program hangs; the worker
-goes on. It needs the same user, on the same machine (in the same container). PID may also be that
-of a process that has started the program: timeout, srun, a shell.
+    shmvec stacks PID
+
+It works also if the worker or its program hangs, and the workers continue. Run it as the same user,
+on the same machine (in the same container). PID may also be a process that has started the program:
+timeout, srun, a shell.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ def stacks_of(pid: int) -> Iterator[str]:
     except FileNotFoundError:
         raise LookupError(f"There is no process {pid}.") from None
     except PermissionError:
-        raise LookupError(f"Process {pid} is not one that this user may look at.") from None
+        raise LookupError(
+            f"Process {pid} may not be read: it is another user's, or forbids it."
+        ) from None
     offers = [itself] if itself is not None else offers_of(pid) or list(_below(pid))
     if not offers:
         raise LookupError(
-            f"Process {pid} is no worker, and has none that offers its stack: no vector env of "
-            "shmvec's is open in it, they all have num_workers=0, PYTHONFAULTHANDLER=0 is set in "
-            "it, it can make no memfd, or its Python is 3.13.0."
+            f"Process {pid} is no worker, and has none that offers its stack: it has no open "
+            "vector env of shmvec's, all have num_workers=0, PYTHONFAULTHANDLER=0 is set, it can "
+            "make no memfd, or its Python is 3.13.0."
         )
     for offer in offers:
         envs = offer.envs

@@ -1,10 +1,13 @@
-"""Shows what running vector envs do: their speed, what each worker is in, and what limits them.
+"""Show what running vector envs do: their speed, what each worker is in, and what limits them.
 
-It reads their shared memory, and stops, asks or changes nothing. PID is the process that steps a
-vector env, a worker of it, or what has started that process (timeout, srun, a shell); without it,
-all vector envs of yours are shown. On a terminal the picture is redrawn until Ctrl-C (by rich: pip
-install 'shmvec[top]'), each time with what has happened since the last one. Elsewhere it is printed
-once, with what has happened since the vector env was made, or within --interval.
+    shmvec top
+    shmvec top PID
+
+The programs are neither stopped nor changed. PID is the program, one of its workers, or what has
+started it (timeout, srun, a shell). Without PID, all your vector envs are shown. On a terminal the
+picture is redrawn until Ctrl-C, with what has happened since the last one (by rich: pip install
+'shmvec[top]'). Elsewhere it is printed once, with what has happened since the vector env was made,
+or within --interval.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Finds the best setting for an env: measures the env, and settings of ShmVectorEnv side by side.
+"""Find the best settings of ShmVectorEnv for an env, by measuring them side by side.
 
-The candidates take turns, in slices, in one run: numbers of envs (which are the batch sizes), for
-each the numbers of workers, caller_steps, and overlap if the env sleeps, and for the best of these
-the wait policies and copy=False. The limit beside them is what free-running loops reach, one a
-core. A candidate is preferred to a simpler one if it is more than 3 % faster, and more envs to
-fewer if they are more than 5 % faster. copy=False is measured but never advised: only you know
-whether your code keeps observations. A short check comes first: whether two envs in one process
-disturb each other.
+    shmvec tune my_env.py:MyEnv
+
+First it checks whether two envs in one process disturb each other. Then it measures numbers of
+envs, of workers, caller_steps, and overlap if the env sleeps; and for the best of these the wait
+policies and copy=False. It prints a table and the code to paste.
+
+A setting wins against a simpler one if it is more than 3 % faster; more envs win if they are more
+than 5 % faster. copy=False is never advised: only you know whether your code keeps observations.
+The limit is what loops reach that only step, one a core.
 """
 
 from __future__ import annotations
@@ -234,7 +236,7 @@ def _lines(results: dict[str, Any], code: str) -> Iterator[str]:
     yield described(results["machine"])
     yield ""
     if results["check"]:
-        yield f"WRONG: {results['check']}: python -m shmvec check says what mends it."
+        yield f"WRONG: {results['check']}: python -m shmvec check names the option that fixes it."
         yield ""
     yield (
         f"One env: a step takes {env['step_us']:,.1f} µs (± {env['step_deviation_us']:,.1f}, "

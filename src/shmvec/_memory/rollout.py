@@ -244,8 +244,8 @@ class Rollouts:
                 if not results.leased(part * count, count):
                     return part
         raise BufferError(
-            "two rollouts are still in use: drop the arrays and tensors of the older one (or copy "
-            "what you keep), or call its release(), before a third is begun"
+            "two rollouts are still in use: before a third, delete the arrays and tensors of the "
+            "older one (copy what you keep), or call its release()"
         )
 
     def _make(self, length: int, pin: bool) -> None:

@@ -196,8 +196,8 @@ class Launcher:
             if process.start_by(partial(self._server.fork, descriptor), self._server):
                 return self._server.environ
         raise OSError(
-            "no fork server could be started: each ended before it had forked a worker; what it "
-            "said is on stderr. context='spawn' does without."
+            "no fork server could be started: each ended before it had forked a worker. Its output "
+            "is on stderr. context='spawn' needs none."
         )
 
 

@@ -222,8 +222,8 @@ class _Unpickled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
-            f"the env id {self.name!r} was registered in the parent with what cannot be pickled, "
-            f"and so not be sent to this worker: {self.why}. Give an entry_point that can be: "
+            f"the env id {self.name!r} cannot be sent to this worker: it was registered with an "
+            f"object that cannot be pickled: {self.why}. Give an entry_point that can be: "
             "'module:Class', or a function of a module or script; or use context='fork'."
         )
 

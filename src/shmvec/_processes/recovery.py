@@ -300,7 +300,7 @@ class Recovery:
 
     def _check_open(self) -> None:
         if self._workers.stopped:
-            raise ClosedEnvironmentError("The vector env was closed meanwhile.")
+            raise ClosedEnvironmentError("The vector env was closed during this call.")
 
     def _lose_those_that_are_down(self) -> None:
         """Confirms that workers are dead before their slots are reused: a live one could write."""

@@ -308,8 +308,7 @@ def _explained(error: OSError) -> OSError:
     if error.errno in (errno.ENOSYS, errno.EPERM):
         return OSError(
             error.errno,
-            "workers are watched over by pidfd_open, which this system lacks (it is there from "
-            "Linux 5.3) or forbids (a sandbox's seccomp filter). num_workers=0 steps the envs in "
-            "this process",
+            "workers need pidfd_open, which this system lacks (Linux 5.3 and newer have it) or "
+            "forbids (a sandbox's seccomp filter). num_workers=0 steps the envs in this process",
         )
     return error

@@ -740,9 +740,9 @@ class Team(HostedEnv):
             )
         if not hasattr(env, "possible_agents"):
             raise TypeError(
-                f"{name} without possible_agents. PettingZoo's API lets a ParallelEnv do without, "
-                "but arrays for all agents need to know all that there may ever be: set it to "
-                "their names in the env, or around it"
+                f"{name} without possible_agents. PettingZoo does not require it, but arrays need "
+                "to know all agents that there may ever be: set it to their names in the env, or "
+                "in a wrapper"
             )
         self.agents = list(env.possible_agents)
         self._keys = {agent: str(agent) for agent in self.agents}

@@ -105,8 +105,8 @@ def pickled(name: str, value: Any) -> bytes:
         content: bytes = cloudpickle.dumps(value)
     except Exception as error:
         raise TypeError(
-            f"{name} cannot be pickled, and so cannot be sent to other nodes: {error}. What cannot "
-            "be, must be made there, by a function, or imported"
+            f"{name} cannot be pickled, and so cannot be sent to other nodes: {error}. Make such "
+            "objects inside the function, or import them there"
         ) from error
     return content
 

@@ -435,7 +435,7 @@ def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | 
             raise
         failure = f"as it was closed, an env has raised {type(error).__name__}: {error}"
         if reason is None:
-            logger.warn("%s", f"the results of evaluate() are whole, but {failure}")
+            logger.warn("%s", f"the results of evaluate() are complete, but {failure}")
         else:
             add_note(reason, failure)
 

@@ -189,7 +189,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
         and (lines or not _is_torn_head(path))
         or (lines and lines[0]["shmvec"] != _FORMAT)
     ):
-        raise RecordError(f"{path} is no record of an evaluation: name another file")
+        raise RecordError(f"{path} is not a record of an evaluation: name another file")
     return lines, whole
 
 
