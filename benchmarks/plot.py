@@ -1,4 +1,4 @@
-"""Draws what benchmarks/matrix.py, costs.py, cores.py and learning.py have written as JSON.
+"""Draw what benchmarks/matrix.py, costs.py, cores.py and learning.py have written as JSON.
 
     python benchmarks/matrix.py --compute 0 --json matrix.json
     python benchmarks/costs.py --split CartPole-v1 HalfCheetah-v5 ALE/Pong-v5 --json costs.json
@@ -9,23 +9,70 @@
 shares.png: each system's share of the limit against the number of envs, one panel a workload, where
 the parent computes nothing. split.png: where a batch step's time goes, one bar a workload.
 cores.png: each system's share of the limit against the number of cores, with the most envs that a
-number of cores was measured with. learning.png: learning
-curves with and without workers being killed. Files of the same kind go
-into one picture; they are of one machine, which the last one names.
+number of cores was measured with. learning.png: learning curves with and without workers being
+killed. Files of the same kind go into one picture; they are of one machine, which the last one names.
+
+Each picture is drawn twice: shares.png for a light page and shares-dark.png, without a background,
+for a dark one. A system looks the same in all pictures: its colour has a contrast of 3:1 or more to
+both pages, and markers and line styles tell systems apart without colours.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.figure import Figure
 
 from shmvec._commands.measuring import LIMIT, described
 
 PARTS = ("env", "infos", "copying", "signalling", "waiting")
+PART_COLOURS = ("#2f80ed", "#e66100", "#8e5bd0", "#1a8a4a", "#7a7a7a")
+BLUE, ORANGE, GREY = "#2f80ed", "#e66100", "#7a7a7a"
+LOOKS = {  # colour, line, marker
+    "ShmVectorEnv": (BLUE, "-", "o"),
+    "ShmVectorEnv, partial": (BLUE, "--", "s"),
+    "ShmVectorEnv, 1 workers": (BLUE, "--", "v"),
+    "ShmVectorEnv, a worker an env": (BLUE, ":", "^"),
+    "AsyncVectorEnv": (ORANGE, "-", "s"),
+    "SyncVectorEnv": ("#8e5bd0", "-", "D"),
+    "SB3 SubprocVecEnv": ("#0f8b8d", "-", "P"),
+    "Tianshou SubprocVectorEnv": (GREY, "-", "v"),
+    "Tianshou ShmemVectorEnv": (GREY, ":", "^"),
+    "EnvPool (C++)": ("#d6336c", "-", "X"),
+    "ALE AtariVectorEnv (C++)": ("#c9473c", "--", "X"),
+    "PufferLib Multiprocessing": ("#8a8a00", "-", "<"),
+    "PufferLib Serial": ("#8a8a00", ":", ">"),
+    "TorchRL ParallelEnv": ("#1a8a4a", "-", "p"),
+    "TorchRL AsyncEnvPool": ("#1a8a4a", ":", "h"),
+    "RLlib SingleAgentEnvRunner": ("#a0651a", "-", "d"),
+    "Sample Factory": ("#d94ba8", "--", "*"),
+}
+OTHERS = ("#c9473c", "-.", ".")
+NAMES = {"ShmVectorEnv, 1 workers": "ShmVectorEnv, 1 worker"}
+
+
+def page(text: str, lines: str, background: str) -> dict[str, Any]:
+    """Matplotlib's settings for a page whose text has this colour."""
+    names = ("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor")
+    frame = ("axes.edgecolor", "xtick.color", "ytick.color", "legend.edgecolor")
+    faces = ("figure.facecolor", "savefig.facecolor", "axes.facecolor", "legend.facecolor")
+    return {
+        **dict.fromkeys(names, text),
+        **dict.fromkeys(frame, lines),
+        **dict.fromkeys(faces, background),
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+        "font.size": 11,
+    }
+
+
+PAGES = {"": page("#1f2328", "#6e7781", "white"), "-dark": page("#e0e3e7", "#8b949e", "none")}
 
 
 def shares(rows: list[dict[str, Any]], title: str) -> Figure:
@@ -53,15 +100,19 @@ def _panels(rows: list[dict[str, Any]], title: str, across: str, label: str) -> 
     """Share of the limit against something, one panel a workload."""
     rows = [row for row in rows if row["system"] != LIMIT]
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
-    columns = min(3, len(workloads))
+    columns = min(2, len(workloads))
     lines = -(-len(workloads) // columns)
-    figure = Figure(figsize=(4 * columns, 3 * lines + 1), layout="constrained")
+    present = list(dict.fromkeys(row["system"] for row in rows))
+    systems = [name for name in LOOKS if name in present]
+    systems += [name for name in present if name not in LOOKS]
+    entries = 3 if columns > 1 else 2
+    height = 2.6 * lines + 0.5 + 0.25 * -(-len(systems) // entries)
+    figure = Figure(figsize=(3.7 * columns, height), layout="constrained")
     figure.suptitle(title, fontsize="small")
     panels = figure.subplots(lines, columns, squeeze=False).flat
-    systems = list(dict.fromkeys(row["system"] for row in rows))
     handles: dict[str, Any] = {}
     for workload, panel in zip(workloads, panels, strict=False):
-        for number, system in enumerate(systems):
+        for system in systems:
             points = [
                 (row[across], row["share_of_limit"])
                 for row in rows
@@ -69,74 +120,95 @@ def _panels(rows: list[dict[str, Any]], title: str, across: str, label: str) -> 
             ]
             if points:
                 ours = system == "ShmVectorEnv"
-                (handles[system],) = panel.plot(
+                colour, line, marker = LOOKS.get(system, OTHERS)
+                (handles[NAMES.get(system, system)],) = panel.plot(
                     *zip(*sorted(points), strict=True),
-                    marker="o",
-                    color=f"C{number % 10}",
-                    linestyle="-" if number < 10 else ":",
-                    linewidth=2.5 if ours else 1,
+                    marker=marker,
+                    color=colour,
+                    linestyle=line,
+                    linewidth=3 if ours else 1.3,
+                    markersize=7 if ours else 6,
                     zorder=3 if ours else 2,
                 )
-        panel.set_title(workload)
+        panel.set_title(workload, fontsize="medium")
         panel.set_xscale("log", base=2)
         panel.set_ylim(0, None)
-        panel.axhline(1, color="grey", linestyle="--", linewidth=0.8)
+        panel.axhline(1, color=GREY, linestyle="--", linewidth=0.8)
         panel.set(xlabel=label, ylabel="share of the limit")
+        panel.minorticks_off()
         counts = sorted({row[across] for row in rows})
         panel.set_xticks(counts, [str(count) for count in counts])
     for panel in panels:  # what is left of the last line
         panel.set_axis_off()
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=entries,
+        fontsize="small",
+    )
     return figure
 
 
 def split(rows: list[dict[str, Any]], title: str) -> Figure:
     """Where the time of a batch step goes."""
-    figure = Figure(figsize=(7, 1 + 0.7 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(7.4, 1.2 + 0.7 * len(rows)), layout="constrained")
     figure.suptitle(title, fontsize="small")
     axes = figure.add_subplot()
     names = [f"{row['workload']}\n{row['num_envs']} envs" for row in rows]
     left = [0.0] * len(rows)
-    for part in PARTS:
+    for part, colour in zip(PARTS, PART_COLOURS, strict=True):
         wholes = [sum(row[name] for name in PARTS) for row in rows]
         widths = [row[part] / whole for row, whole in zip(rows, wholes, strict=True)]
-        axes.barh(names, widths, left=left, label=part)
+        axes.barh(names, widths, left=left, label=part, color=colour, height=0.6)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
     axes.set(xlabel="share of a batch step", xlim=(0, 1))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=len(PARTS))
+    figure.legend(loc="outside lower center", ncols=len(PARTS), fontsize="small")
     return figure
 
 
 def learning(rows: list[dict[str, Any]], title: str) -> Figure:
     """Lengths of episodes while learning, with workers killed and without: mean and all runs."""
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    figure = Figure(figsize=(7.4, 3.5), layout="constrained")
     figure.suptitle(title, fontsize="small")
     axes = figure.add_subplot()
-    for number, kills in enumerate((False, True)):
+    for kills, colour, line in ((False, BLUE, "-"), (True, ORANGE, "--")):
         runs = [row for row in rows if row["kills"] == kills]
         restarts = sum(run["restarts"] for run in runs) / len(runs)
         for run in runs:
-            axes.plot(run["lengths"], color=f"C{number}", linewidth=0.5, alpha=0.5)
+            axes.plot(run["lengths"], color=colour, linewidth=0.5, alpha=0.6)
         mean = [
             sum(each) / len(runs) for each in zip(*(run["lengths"] for run in runs), strict=True)
         ]
-        axes.plot(mean, color=f"C{number}", linewidth=2.5, label=f"{restarts:.0f} restarts a run")
+        label = f"{restarts:.0f} restarts a run"
+        axes.plot(mean, color=colour, linestyle=line, linewidth=2.5, label=label)
     axes.set(xlabel="rollouts learned from", ylabel="steps an episode", ylim=(0, None))
     axes.legend()
     return figure
 
 
 FIGURES = {
-    "rows": ("shares.png", shares),
-    "split": ("split.png", split),
-    "cores": ("cores.png", cores),
-    "learning": ("learning.png", learning),
+    "rows": ("shares", shares),
+    "split": ("split", split),
+    "cores": ("cores", cores),
+    "learning": ("learning", learning),
 }
 
 
+def drawn(
+    found: dict[str, tuple[list[dict[str, Any]], str]],
+) -> Iterator[tuple[str, Figure]]:
+    """The name of each picture's file, and the picture, for a light and for a dark page."""
+    for key, (rows, title) in found.items():
+        name, draw = FIGURES[key]
+        for suffix, settings in PAGES.items():
+            with matplotlib.rc_context(settings):
+                yield f"{name}{suffix}.png", draw(rows, title)
+
+
 def main() -> None:
-    """Runs the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -144,15 +216,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(), help="folder (default: this one)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, tuple[list[dict[str, Any]], str]] = {}
     for file in options.files:
         results = json.loads(file.read_text())
         title = described(results["machine"])
         for key in set(results) & set(FIGURES):
-            found[key] = found.get(key, []) + results[key]
-    for key, rows in found.items():
-        name, draw = FIGURES[key]
-        draw(rows, title).savefig(options.out / name, dpi=120)
+            rows, _ = found.get(key, ([], ""))
+            found[key] = rows + results[key], title
+    for name, figure in drawn(found):
+        figure.savefig(options.out / name, dpi=150, facecolor=figure.get_facecolor())
         print(options.out / name)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PICTURES = ["cores", "learning", "shares", "split"]
+DARK = [f"{name}-dark" for name in PICTURES]  # docs/conf.py shows these on dark pages
 
 
 def run(script, *arguments):
@@ -28,11 +29,13 @@ def test_each_is_drawn_and_shown(tmp_path):
     pytest.importorskip("matplotlib")
     results = [BENCHMARKS / "results" / f"{name}.json" for name in PICTURES]
     run("plot.py", *results, "--out", tmp_path)
-    assert sorted(path.stem for path in tmp_path.iterdir()) == PICTURES
+    assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(PICTURES + DARK)
     page = (BENCHMARKS.parent / "docs" / "performance.md").read_text()
     for result in results:
         assert {"cpu", "python", "libraries"} <= set(json.loads(result.read_text())["machine"])
-        assert f"results/{result.stem}.png)" in page and result.with_suffix(".png").exists()
+        assert f"results/{result.stem}.png)" in page
+        for name in (result.stem, f"{result.stem}-dark"):
+            assert result.with_name(f"{name}.png").exists()
 
 
 def test_a_learning_curve_while_workers_are_killed(tmp_path):
