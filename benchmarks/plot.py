@@ -10,7 +10,8 @@ shares.png: each system's share of the limit against the number of envs, one pan
 the parent computes nothing. split.png: where a batch step's time goes, one bar a workload.
 cores.png: each system's share of the limit against the number of cores, with the most envs that a
 number of cores was measured with. learning.png: learning curves with and without workers being
-killed. Files of the same kind go into one picture; they are of one machine, which the last one names.
+killed. Files of the same kind go into one picture. They are of one machine:
+the last one names it.
 
 Each picture is drawn twice: shares.png for a light page and shares-dark.png, without a background,
 for a dark one. A system looks the same in all pictures: its colour has a contrast of 3:1 or more to

@@ -127,6 +127,19 @@ def test_every_page_is_in_the_contents_once():
     assert sorted(toctrees(DOCS / "index.md")) == sorted(DOCS.rglob("*.md"))
 
 
+def test_what_a_search_finds_first_are_pages():
+    """Each word in docs/conf.py leads to one page."""
+    (searched,) = (
+        ast.literal_eval(made.value)
+        for made in ast.parse((DOCS / "conf.py").read_text()).body
+        if isinstance(made, ast.Assign) and ast.unparse(made.targets[0]) == "SEARCHED"
+    )
+    words = [word for page in searched.values() for word in page.split(", ")]
+    assert sorted(words) == sorted(set(words))
+    for name in searched:
+        assert (DOCS / f"{name}.md").read_text().startswith("# "), name
+
+
 def test_pages_that_include_another_file_say_which():
     for page, source in INCLUDED.items():
         assert f"{{include}} ../{source}" in (DOCS / page).read_text()
