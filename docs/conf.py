@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 from docutils import nodes
-from sphinx.addnodes import pending_xref
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.nodes import make_refnode
 
@@ -33,6 +32,7 @@ nb_execution_mode = "off"  # the site shows the outputs that the notebooks hold
 
 html_theme = "furo"
 html_title = f"shmvec {version}"
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]
@@ -89,7 +89,8 @@ def _at_home(app, name, source):
     if name == "notebooks":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\n```\n"
     if name in SEARCHED:
-        index = f"\n\n```{{index}} {SEARCHED[name]}\n```\n"
+        first = SEARCHED[name].replace(", ", ", !")  # a main entry comes before all else
+        index = f"\n\n```{{index}} !{first}\n```\n"
         source[0] = re.sub(r"\A(# .+)", lambda title: title[0] + index, source[0])
 
 
@@ -119,7 +120,8 @@ def _documented(env):
     for full, entry in env.get_domain("py").objects.items():
         name = re.search(r"(\b[A-Z]\w*\.)?\w+$", full)[0]  # Class.method, or what a module has
         plain = name.isalpha() and name.islower() and name not in shmvec.__all__
-        if not (plain or entry.aliased or entry.objtype == "module"):
+        theirs = "shmvec.adapters." in full  # named as the systems that they are for name them
+        if not (plain or theirs or entry.aliased or entry.objtype == "module"):
             if found.setdefault(name, (entry.docname, entry.node_id, full))[0] != entry.docname:
                 several.add(name)
     return {name: place for name, place in found.items() if name not in several}
@@ -128,22 +130,21 @@ def _documented(env):
 class LinkNames(SphinxPostTransform):
     """Inline code that is a public name, such as `shmvec.Replay` or `envs.stats()`, is a link."""
 
-    default_priority = 5
+    default_priority = 15  # when other references are links already
     variables = {"envs": "ShmVectorEnv", "pipeline": "Pipeline", "replay": "Replay"}
 
     def run(self):
         """Link the names of one page, but in headings and other links."""
-        places = _documented(self.env)
-        outer = (nodes.reference, pending_xref, nodes.title, nodes.rubric)
-        skipped = [code for kind in outer for node in self.document.findall(kind) for code in node]
+        places, here = _documented(self.env), self.env.current_document.docname
+        outer = [*self.document.findall(nodes.reference), *self.document.findall(nodes.title)]
+        linked = {id(code) for node in outer for code in node.findall(nodes.literal)}
         for code in list(self.document.findall(nodes.literal)):
             name = re.fullmatch(r"(?:shmvec\.)?(\w+)((?:\.\w+)*)(\(.*\))?", code.astext())
             place = name and places.get(self.variables.get(name[1], name[1]) + name[2])
-            if place and code not in skipped and code.parent not in skipped:
-                here = self.env.current_document.docname
-                code.replace_self(
-                    make_refnode(self.app.builder, here, *place[:2], code.deepcopy(), place[2])
-                )
+            if place and id(code) not in linked:
+                page, anchor, full = place
+                new = make_refnode(self.app.builder, here, page, anchor, code.deepcopy(), full)
+                code.replace_self(new)
 
 
 def setup(app):

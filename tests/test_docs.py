@@ -120,7 +120,8 @@ def toctrees(page):
     for tree in re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(), re.M | re.S):
         for entry in tree.splitlines():
             if entry and not entry.startswith(":"):
-                yield from toctrees((page.parent / entry).with_suffix(".md"))
+                path = re.sub(r"^.+ <(.+)>$", r"\1", entry)  # of "title <path>"
+                yield from toctrees((page.parent / path).with_suffix(".md"))
 
 
 def test_every_page_is_in_the_contents_once():
