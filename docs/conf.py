@@ -53,7 +53,7 @@ napoleon_use_ivar = True  # attributes in the class's own description
 
 # What `shmvec` has, where the reference has it.
 codeautolink_inventory_map = {
-    f"shmvec.{name}": f"{getattr(shmvec, name).__module__}.{name}"
+    f"shmvec.{name}": f"{shmvec._WHERE.get(name, 'shmvec.faults')}.{name}"
     for name in shmvec.__all__
     if name != "__version__"
 }
