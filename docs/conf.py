@@ -147,8 +147,14 @@ class LinkNames(SphinxPostTransform):
                 code.replace_self(new)
 
 
+def _uninstall(app, env):
+    """Undo what importing shmvec.auto for its page has done: AsyncVectorEnv is Gymnasium's."""
+    shmvec.uninstall()
+
+
 def setup(app):
     """Sphinx calls this."""
+    app.connect("env-updated", _uninstall, priority=100)  # before names in code are looked up
     app.connect("config-inited", _copy_notebooks)
     app.connect("source-read", _at_home)
     app.connect("doctree-read", _pictures_for_both_pages, priority=400)  # before they are copied
