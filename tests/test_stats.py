@@ -1,18 +1,23 @@
 """``stats()``: what was counted is what was done."""
 
 import os
+import re
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
+from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
+from test_verdicts import CASES, env, made
 
 from shmvec import ShmVectorEnv
 from shmvec._cores import time_on_cores
 from shmvec.exchange import AutoresetMode
-from shmvec.stats import Timing
+from shmvec.stats import Doing, FaultCounts, Process, Timing
 
 
 class Timed(Counter):
@@ -324,3 +329,101 @@ def test_what_workers_do_now(tmp_path):
         open(call, "w").close()
         envs.call_wait()
         assert envs.stats().doing == (None, None)
+
+
+# ---- in a notebook -------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What a browser would show: texts, and the cells of tables by row."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.texts, self.rows, self.words = [], set(), [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.open.append(tag)
+        self.tags.add(tag)
+        self.words += [value for name, value in attributes if name == "aria-label"]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def column(page, name):
+    place = page.rows[0].index(name)
+    return [row[place] for row in page.rows[1:] if len(row) == len(page.rows[0])]
+
+
+def test_in_a_notebook_it_is_a_table_and_the_verdict():
+    with closing(ShmVectorEnv([Counter] * 5, num_workers=2)) as envs:
+        envs.reset()
+        for _ in range(20):
+            envs.step([0] * 5)
+        stats = envs.stats()
+    page = Page(stats._repr_html_())
+    assert page.tags == {"div", "b", "table", "thead", "tbody", "tr", "th", "td", "span"}
+    assert column(page, "worker") == ["0", "1"] and column(page, "envs") == ["0-2", "3-4"]
+    assert column(page, "steps") == [f"{worker.steps:,}" for worker in stats.workers]
+    assert page.texts[0] == stats.verdict.kind
+    shown = "".join(page.texts)
+    assert stats.verdict.reason in shown and f"{stats.elapsed_s:.3g} s: " in shown
+    assert "any env's step" in [row[0] for row in page.rows]
+    assert len(page.words) == 2 and all("in step" in words for words in page.words)
+    on_terminals = []
+    stats._repr_pretty_(SimpleNamespace(text=on_terminals.append), False)
+    assert on_terminals == [str(stats)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_verdict_can_be_shown_in_a_notebook(case):
+    stats = CASES[case][0]
+    page = Page(stats._repr_html_())
+    assert page.texts[0] == stats.verdict.kind and stats.verdict.reason in "".join(page.texts)
+    assert column(page, "worker") == [str(index) for index in range(len(stats.workers[:16]))]
+
+
+HOSTILE = "<script>alert('x')</script>&amp;\"><img src=x onerror=y>"
+
+
+def test_nothing_in_it_is_read_as_html():
+    envs = [env((1000, 1e-3))] * 4
+    stats = replace(
+        made(envs, workers=2, waited=9.0, first_env=[0, 2], num_envs=[2, 2]),
+        wrappers=(HOSTILE,) * 4,
+        doing=(None, Doing(3, HOSTILE, 12.5)),
+        processes=(Process(4711, 2**24, 2**24), None),
+        faults=FaultCounts(1, 2, 0, 3, 4),
+    )
+    page = Page(stats._repr_html_())
+    assert not page.tags & {"script", "img"} and f"wrappers: {HOSTILE}" in page.texts
+    assert "faults: 1 " in "".join(page.texts)
+    assert re.search(r"\d+ MiB", column(page, "memory")[0])
+
+
+def test_more_workers_than_it_shows():
+    stats = made([env((1000, 1e-3))] * 40, workers=40, waited=9.0)
+    page = Page(stats._repr_html_())
+    assert len(column(page, "worker")) == 16 and "... and 24 more" in page.texts
+
+
+def test_the_shares_of_a_workers_time():
+    stats = made([env((1000, 2e-3), resets=((100, 1e-2),))], workers=1, waited=9.0, starved_s=1.5)
+    shares = stats.workers[0].shares(10.0)
+    assert shares == pytest.approx(
+        {"in step": 0.1, "in reset": 0.05, "no core": 0.15, "waiting": 0.7}
+    )
+    assert sum(stats.workers[0].shares(1.0).values()) == pytest.approx(1.0)  # never more
+    assert set(stats.workers[0].shares(0.0).values()) <= {0.0, 1.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -131,6 +132,29 @@ class WorkerStats(Waits):
     def lacked_s(self) -> float:
         """Seconds in which it was ready to run and had no core, less those of its yields."""
         return float(max(0.0, (self.starved_s or 0.0) - self.yield_s))
+
+    def shares(self, elapsed_s: float) -> dict[str, float]:
+        """The shares of this time that it spent in steps, in resets, without a core and waiting.
+
+        Time without a core is a guess: the time that it lacked one, up to that in envs. All shares
+        together are at most 1; what is missing is none of these.
+
+        Args:
+            elapsed_s: Seconds that the counts are of.
+        """
+        lacked = min(self.lacked_s, self.busy_s)
+        with_core = 1 - lacked / self.busy_s if self.busy_s else 0.0
+        parts = {
+            "in step": self.step_s * with_core,
+            "in reset": self.reset_s * with_core,
+            "no core": lacked,
+            "waiting": self.waited_s,
+        }
+        shares, left = {}, 1.0
+        for name, seconds in parts.items():
+            shares[name] = min(left, seconds / max(elapsed_s, 1e-9))
+            left -= shares[name]
+        return shares
 
 
 @_counting("faults")
@@ -285,7 +309,8 @@ class Process:
 class Stats:
     """Counts and times since the vector env was made; the difference of two measures a part.
 
-    ``print(envs.stats())`` shows a table and the verdict.
+    ``print(envs.stats())`` shows a table and the verdict. A notebook's cell that ends with
+    ``envs.stats()`` shows them, too.
 
     Attributes:
         parent: The waits of the calling process.
@@ -451,6 +476,14 @@ class Stats:
         """The table and the verdict."""
         return f"{self.table()}\n{self.verdict}"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """The same on IPython's terminal."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """The verdict and the table for a notebook."""
+        return _as_html(self)
+
     def table(self, width: int | None = None) -> str:
         """The counts of each worker as a table.
 
@@ -492,6 +525,7 @@ _HANGS = 10  # if they are so many times the longest that has ended
 _AWAKE = 0.5  # time on a core / time in envs: less is asleep
 _EARLY = 5  # steps of an env, and
 _EARLY_S = 1.0  # seconds, before which a verdict would be a guess
+_PROBLEMS = ("straggler", "oversubscribed", "messages through pipes")
 _OVER = 1.05  # share of the limit that only envs that sleep exceed
 _IF_IT_HANGS = "step_timeout= and reset_timeout= name such an env, and a FaultPolicy replaces it"
 _NO_LIMIT = "No time limit ends a call: python -m shmvec stacks says where it is"
@@ -514,6 +548,15 @@ class Verdict:
     reason: str
     advice: str = ""
     option: str = ""
+
+    @property
+    def severity(self) -> str:
+        """How bad it is: "none" (idle), "good", "change" (something to change) or "problem"."""
+        if self.kind == "idle":
+            return "none"
+        if self.kind in _PROBLEMS or self.option == "step_timeout=":
+            return "problem"
+        return "good" if self.kind == "env-bound" else "change"
 
     def __str__(self) -> str:
         """The verdict on one line."""
@@ -999,3 +1042,74 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.rjust, row, widths)) for row in rows]
+
+
+# ---- the table in a notebook ---------------------------------------------------------------------
+
+# Colours are in the elements, and text has that of the page: notebooks and sites may be dark.
+_BADGES = {"none": "#616161", "good": "#2e7d32", "change": "#8a5a00", "problem": "#c62828"}
+_BARS = {"in step": "#43a047", "in reset": "#00acc1", "no core": "#e53935", "waiting": "#9e9e9e66"}
+_NOT_IN_HTML = ("pid",)
+_STYLE = "font-variant-numeric:tabular-nums;font-size:0.9em;line-height:1.5;overflow-x:auto"
+_CELL = "padding:0.1em 0.7em;text-align:right;white-space:nowrap"
+_TABLE = "border-collapse:collapse;margin:0.4em 0;width:auto;font-size:inherit;color:inherit"
+_ROW = "background:none"  # where a page has rows of other colours
+
+
+def _as_html(stats: Stats) -> str:
+    """The verdict, the workers with their time as bars, and the times of steps and resets."""
+    table, verdict = Table.of(stats), stats.verdict
+    badge = f"background:{_BADGES[verdict.severity]};color:#fff;border-radius:0.3em;padding:0 0.5em"
+    said = f'<b style="{badge}">{html.escape(verdict.kind)}</b> {html.escape(verdict.reason)}.'
+    said += f" <b>{html.escape(verdict.advice)}.</b>" if verdict.advice else ""
+    parts = [
+        said,
+        *map(html.escape, table.sentences),
+        _workers_as_html(stats, table),
+        html.escape(table.hidden),
+        _rows_as_html([[html.escape(cell) for cell in row] for row in table.timings]),
+        html.escape(table.faults),
+    ]
+    shown = "".join(f"<div>{part}</div>" for part in parts if part)
+    return f'<div style="{_STYLE}">{shown}</div>'
+
+
+def _workers_as_html(stats: Stats, table: Table) -> str:
+    """A row for each worker, without columns that say nothing, and the keys of the bars."""
+    columns = {
+        name: [html.escape(cell) for cell in cells]
+        for name, cells in table.columns.items()
+        if name not in _NOT_IN_HTML and not {*cells} <= {"?", "-"}
+    }
+    bars = [_bar_as_html(worker.shares(stats.elapsed_s)) for worker in stats.workers[:_MOST_ROWS]]
+    rows = [(name, *cells) for name, cells in columns.items()]
+    rows.insert(2, ("time", *bars))
+    square = "display:inline-block;width:0.8em;height:0.8em;margin:0 0.3em 0 0.8em"
+    keys = "".join(
+        f'<span style="{square};background:{colour}"></span>{name}'
+        for name, colour in _BARS.items()
+    )
+    return f"{_rows_as_html(list(zip(*rows, strict=True)))}<div>time:{keys}</div>"
+
+
+def _bar_as_html(shares: dict[str, float]) -> str:
+    """A worker's time as a bar, and its words for those who cannot see it."""
+    words = ", ".join(f"{name} {_percent(share, 1)}" for name, share in shares.items())
+    parts = "".join(
+        f'<span style="width:{100 * share:.1f}%;background:{_BARS[name]}"></span>'
+        for name, share in shares.items()
+    )
+    style = "display:flex;width:10em;height:0.9em;border:1px solid #9e9e9e"
+    return f'<div role="img" aria-label="{words}" title="{words}" style="{style}">{parts}</div>'
+
+
+def _rows_as_html(rows: Sequence[Sequence[str]]) -> str:
+    """A table of rows of HTML, the first of them headings; "" if there are none."""
+    if not rows:
+        return ""
+    drawn = []
+    for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False):
+        cells = "".join(f'<{tag} style="{_CELL}">{cell}</{tag}>' for cell in row)
+        drawn.append(f'<tr style="{_ROW}">{cells}</tr>')
+    head, body = drawn[0], "".join(drawn[1:])
+    return f'<table style="{_TABLE}"><thead>{head}</thead><tbody>{body}</tbody></table>'

@@ -40,7 +40,12 @@ _PARTS = {
     "waiting": ("░", ".", "dim"),
 }
 _OF_COLUMNS = {"in step": "green", "in reset": "cyan", "pid": "dim", "envs": "bold"}
-_PROBLEMS = ("straggler", "oversubscribed", "messages through pipes")
+_OF_VERDICTS = {
+    "none": "bold",
+    "good": "bold green",
+    "change": "bold yellow",
+    "problem": "bold red",
+}
 _STARVED = 0.1, 0.25  # shares of time from which it is yellow, and red
 _LONG = 8  # times the 99 % quantile: from there an operation is bold
 _LONG_S = 0.1  # a shorter operation never is
@@ -145,10 +150,7 @@ class _Pen:
 
     def _bar(self, worker: WorkerStats, seconds: float, columns: int) -> Text:
         """A worker's time as a bar; what it spent on none of the parts stays empty."""
-        lacked = min(worker.lacked_s, worker.busy_s)
-        with_core = 1 - lacked / worker.busy_s if worker.busy_s else 0.0
-        parts = (worker.step_s * with_core, worker.reset_s * with_core, lacked, worker.waited_s)
-        ends = [round(columns * min(1.0, end / max(seconds, 1e-9))) for end in accumulate(parts)]
+        ends = [round(columns * end) for end in accumulate(worker.shares(seconds).values())]
         return Text.assemble(
             *(
                 (part[self._letter] * (end - begin), part[2])
@@ -159,15 +161,9 @@ class _Pen:
 
 def _verdict(verdict: Verdict) -> Text:
     """A verdict as text, its kind in a colour for how bad it is."""
-    kind, text = verdict.kind, str(verdict)
-    if kind == "idle":
-        style = "bold"
-    elif kind in _PROBLEMS or verdict.option == "step_timeout=":
-        style = "bold red"
-    else:
-        style = "bold green" if kind == "env-bound" else "bold yellow"
+    text = str(verdict)
     shown = Text(text)
-    shown.stylize(style, 0, len(kind))
+    shown.stylize(_OF_VERDICTS[verdict.severity], 0, len(verdict.kind))
     if verdict.advice:
         begin = text.rindex(verdict.advice)
         shown.stylize("bold", begin, begin + len(verdict.advice))
