@@ -111,9 +111,10 @@ class OffPolicy:
         """What was met, at random."""
         if self._replay is not None:
             drawn = self._replay.sample(self.batch_size, device="cpu")
+            kind = torch.from_numpy(self._met["observations"]).dtype
             return {
-                "observations": drawn.observations.float(),
-                "following": drawn.next_observations.float(),
+                "observations": drawn.observations.to(kind),
+                "following": drawn.next_observations.to(kind),
                 "actions": drawn.actions,
                 "rewards": drawn.rewards,
                 "terminations": drawn.terminations.float(),
