@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 import shmvec.__main__
@@ -128,6 +129,7 @@ def test_the_command(tmp_path, capsys):
     assert written["machine"]["cores"] == sorted(os.sched_getaffinity(0))
     assert written["machine"]["usable"] >= 1 and written["prices"]["clock"] > 0
     assert written["prices"]["together"] > 0
+    assert f"numpy {np.__version__}" in written["machine"]["versions"]
 
 
 def test_under_slurm_and_with_few_descriptors():

@@ -385,8 +385,10 @@ class Exchange(OwnsProcesses, BatchSteps):
 
         Args:
             envs: The envs to take, int ``(n,)``, in this order.
-            count: Number of envs to take, at most: those that have been ready for longest. With
-                neither ``envs`` nor ``count``: all that are in flight, by index.
+            count: Number of envs to take: those that have been ready for longest. If an env has
+                raised, none is taken: ``failures`` says what it raised, and the others stay ready.
+                With neither ``envs`` nor ``count``: all that are in flight, by index, but for those
+                that have raised.
             least: With ``count``: the number of ready envs that ends the wait. When the time is up,
                 fewer are taken, if any are ready.
             timeout: Seconds to wait. None: as long as it takes.
@@ -455,8 +457,9 @@ class Exchange(OwnsProcesses, BatchSteps):
         wanted = count if least is None else least
         if ledger.num_in_flight < wanted and not ledger.raised:
             raise NoAsyncCallError(
-                f"Calling `recv` for {wanted} envs, but only {ledger.num_in_flight} have been "
-                "asked to step or reset: `send` actions, or call `async_reset`, first.",
+                f"Waiting for {wanted} envs, but only {ledger.num_in_flight} have been asked to "
+                "step or reset. First `send` actions or call `async_reset` (of an Exchange: `ask`, "
+                "`ask_reset`).",
                 "recv",
             )
         self._look_if_due(ledger)

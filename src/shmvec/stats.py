@@ -816,6 +816,8 @@ def _envs(stats: Stats, busy: float, used: float) -> Verdict:
             f"Do not wait for it: {how}; or make env.step faster",
             option,
         )
+    if asleep and stats.overlaps:
+        reason += ", most of it asleep, at the same time as others"
     more = "step more envs at a time" if asleep or most < stats.cores else "use more cores"
     return Verdict("env-bound", reason, f"Make env.step faster, or {more}")
 

@@ -49,6 +49,7 @@ class Finding:
 def findings(machine: Machine, prices: Prices) -> list[Finding]:
     """Judges a machine by what it offers and by its measured costs."""
     found = [
+        *([Finding("packages", ", ".join(machine.versions))] if machine.versions else []),
         *_cores(machine),
         *_memory(machine),
         *_limits(machine),

@@ -25,6 +25,8 @@ from shmvec._processes.libraries import thread_variables
 __all__ = ["Machine", "Prices"]
 
 _SYSTEM = Path("/sys/devices/system")
+# Packages whose versions a report of a fault needs.
+_PACKAGES = "numpy", "cloudpickle", "mujoco", "ale-py", "opencv-python", "torch", "ray"
 _ROUNDS = 6  # in each, every cost is measured once
 _SLICE_S = 0.04
 _MOST_CORES = 256  # that are measured at once
@@ -54,6 +56,7 @@ class Machine:
         variables: Environment variables about threads of libraries, cores, and shmvec's options.
         torch: Version of the installed torch; None: it is not installed.
         clock: The clock's source.
+        versions: Of packages that envs use, with their names.
     """
 
     cores: tuple[int, ...]
@@ -74,6 +77,7 @@ class Machine:
     variables: dict[str, str]
     torch: str | None
     clock: str | None
+    versions: tuple[str, ...] = ()
 
     @classmethod
     def read(cls) -> Machine:
@@ -101,6 +105,11 @@ class Machine:
             variables={name: os.environ[name] for name in variables if name in os.environ},
             torch=_version("torch"),
             clock=_text(_SYSTEM / "clocksource/clocksource0/current_clocksource"),
+            versions=tuple(
+                f"{package} {version}"
+                for package in _PACKAGES
+                if (version := _version(package)) is not None
+            ),
         )
 
 
