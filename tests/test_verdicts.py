@@ -342,6 +342,26 @@ def test_a_caller_that_waits_for_long():
     assert "now for 12 s" in str(replace(stats, waiting_s=12.0))
 
 
+@pytest.mark.parametrize(
+    ("case", "severity"),
+    {
+        "nothing was done": "none",
+        "all cores used": "good",
+        "an idle core": "change",
+        "envs that sleep": "change",
+        "another program on the cores": "problem",
+    }.items(),
+)
+def test_how_bad_it_is(case, severity):
+    assert CASES[case][0].verdict.severity == severity
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"caller_steps": True}])
+def test_an_env_that_hangs_is_a_problem(options):
+    alone = replace(one_worker(), doing=(Doing(0, "step", 41.0),), **options)
+    assert alone.verdict.kind == "env-bound" and alone.verdict.severity == "problem"
+
+
 def test_a_straggler_is_named():
     stats, _, _ = CASES["one slow env"]
     assert "worker 3" in stats.verdict.reason and "env 3" in stats.verdict.reason

@@ -525,6 +525,7 @@ _HANGS = 10  # if they are so many times the longest that has ended
 _AWAKE = 0.5  # time on a core / time in envs: less is asleep
 _EARLY = 5  # steps of an env, and
 _EARLY_S = 1.0  # seconds, before which a verdict would be a guess
+_NOTHING = ("idle", "too early")
 _PROBLEMS = ("straggler", "oversubscribed", "messages through pipes")
 _OVER = 1.05  # share of the limit that only envs that sleep exceed
 _IF_IT_HANGS = "step_timeout= and reset_timeout= name such an env, and a FaultPolicy replaces it"
@@ -551,12 +552,12 @@ class Verdict:
 
     @property
     def severity(self) -> str:
-        """How bad it is: "none" (idle), "good", "change" (something to change) or "problem"."""
-        if self.kind == "idle":
+        """How bad it is: "none" (nothing to say), "good", "change" (what to) or "problem"."""
+        if self.kind in _NOTHING:
             return "none"
-        if self.kind in _PROBLEMS or self.option == "step_timeout=":
+        if self.kind in _PROBLEMS or _IF_IT_HANGS in self.advice:
             return "problem"
-        return "good" if self.kind == "env-bound" else "change"
+        return "good" if self.kind == "env-bound" and not self.option else "change"
 
     def __str__(self) -> str:
         """The verdict on one line."""
