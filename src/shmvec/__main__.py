@@ -207,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="batch",
         action="store_const",
         const="fixed",
-        help="give the policy about the same number of envs in each batch",
+        help="ask the policy about batches of one size",
     )
     command.add_argument(
         "--time-limit",

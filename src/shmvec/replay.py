@@ -111,10 +111,10 @@ class ReplayStats:
 class Replay:
     """The last steps of all envs of a vector env, of which batches are drawn at random.
 
-    From its making on, all steps and resets of the envs are recorded, whoever asks for them: a loop
-    over ``step``, partial batches, a Pipeline, a rollout. They are recorded by the workers: the
-    caller neither copies nor waits. A transition is never of two episodes, nor of a step that was
-    lost with its worker. In lockstep batches are the same for any number of workers.
+    From its making on, all steps and resets of the envs are recorded, no matter what asks for them:
+    a loop over ``step``, partial batches, a Pipeline, a rollout. They are recorded by the workers:
+    the caller neither copies nor waits. A transition is never of two episodes, nor of a step that
+    was lost with its worker. In lockstep batches are the same for any number of workers.
 
     Of each env the newest record is drawn once its results were taken. The oldest records, up to 64
     of an env, are not, since they are about to be overwritten. Batches of more than 1 MB are put
