@@ -345,6 +345,35 @@ def test_a_state_is_reset_when_an_episode_is_played_again(tmp_path):
     assert len(policy.resets) >= 10
 
 
+class Sampling:
+    """Draws its actions, from a generator of each episode's seed."""
+
+    def __init__(self):
+        self.generators = {}
+
+    def reset(self, env_ids, seeds):
+        for env, seed in zip(env_ids.tolist(), seeds, strict=True):
+            self.generators[env] = np.random.default_rng(seed)
+
+    def __call__(self, observations, env_ids):
+        drawn = {env: self.generators[env].integers(5) for env in set(env_ids.tolist()) - {-1}}
+        return np.array([drawn.get(env, 0) for env in env_ids.tolist()])
+
+
+@pytest.mark.parametrize("batch", ["ready", "fixed"])
+def test_a_policy_that_samples_by_the_seeds_of_episodes(batch, tmp_path):
+    """It does the same in any number of envs, in a suite, and where episodes are repeated."""
+    alone = evaluate(Walk, Sampling(), 12, seeds=3, num_envs=1, num_workers=0)
+    assert len(set(alone.returns.tolist())) > 6  # actions differ by episode
+    beside = evaluate(Walk, Sampling(), 12, seeds=3, num_envs=5, num_workers=2, batch=batch)
+    suite = evaluate({"a": Walk, "b": Walk}, Sampling(), 12, seeds=3, max_envs=3, batch=batch)
+    mark = str(tmp_path / "died")
+    lost = evaluate(lambda: Deadly(mark, 7), Sampling(), 12, seeds=3, num_envs=4, num_workers=2)
+    assert lost.repeats
+    for each in (beside, suite["a"], suite["b"], lost):
+        assert each.returns.tolist() == alone.returns.tolist()
+
+
 class Nested(gym.Env):
     observation_space = Dict(x=Box(0, 1, (2,)), y=gym.spaces.Tuple([Discrete(9), Text(3)]))
     action_space = Dict(a=Discrete(3), b=Box(-1, 1, (2,)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from shmvec._hints import takes
 from shmvec.faults import RemoteTraceback, add_note
 from shmvec.spaces import mapped
 
-__all__ = ["PADDING", "Policy", "PolicyCaller", "check_policy", "chosen"]
+__all__ = ["PADDING", "InformedPolicy", "Policy", "PolicyCaller", "check_policy", "chosen"]
 
 Policy = Callable[[Any, npt.NDArray[np.int64]], Any]
 Rows = npt.NDArray[np.intp]
@@ -47,6 +47,47 @@ def check_policy(policy: Any, batch: str) -> None:
             "policy must take two arguments, policy(observations, env_ids), and takes "
             f"{inspect.signature(policy)}: give lambda observations, env_ids: policy(observations)"
         )
+
+
+class InformedPolicy:
+    """A policy that takes more by name than observations and envs, as one that does not.
+
+    Its calls, and those of its ``reset``, get what they take: a list with a value for each env.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        of_calls: Mapping[str, Callable[[int], Any]],
+        of_resets: Mapping[str, Callable[[int], Any]],
+    ) -> None:
+        """Looks which names the policy takes.
+
+        Args:
+            policy: The policy.
+            of_calls: By name, the value for an env that a call may get.
+            of_resets: By name, the value for an env that a call of its ``reset`` may get.
+        """
+        self._policy = policy
+        self._named = [
+            each for each in of_calls.items() if takes(policy, None, None, **{each[0]: 0})
+        ]
+        reset = getattr(policy, "reset", None)
+        if callable(reset):
+            named = [each for each in of_resets.items() if takes(reset, None, **{each[0]: 0})]
+            self.reset = lambda env_ids: reset(env_ids, **_values(named, env_ids))
+
+    def __call__(self, observations: Any, env_ids: Any) -> Any:
+        """Calls the policy."""
+        return self._policy(observations, env_ids, **_values(self._named, env_ids))
+
+
+def _values(named: Sequence[tuple[str, Callable[[int], Any]]], env_ids: Any) -> dict[str, Any]:
+    """Lists by name; a row that only fills the batch is a copy of the first."""
+    envs: list[int] = env_ids.tolist() if named else []
+    return {
+        name: [value(envs[0] if env == PADDING else env) for env in envs] for name, value in named
+    }
 
 
 class PolicyCaller:

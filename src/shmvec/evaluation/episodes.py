@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import RecordVideo
 
-from shmvec._policy import Policy, PolicyCaller
+from shmvec._policy import InformedPolicy, Policy, PolicyCaller
 from shmvec.exchange import Answers, Exchange
 
 __all__ = ["EPISODE", "Episode", "EpisodePlayer", "Recorder", "drawn_seeds", "recorded"]
@@ -103,6 +103,7 @@ class EpisodePlayer:
             finished: Called with each episode when it is over.
         """
         self._exchange = exchange
+        policy = InformedPolicy(policy, {}, {"seeds": lambda env: self._playing[env].seed})
         self._caller = PolicyCaller(exchange, policy, batch_size if fixed else None)
         self._waiting = deque(episodes)
         self._batch_size = batch_size

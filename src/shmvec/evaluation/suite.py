@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 from gymnasium import logger
 
-from shmvec._hints import takes
 from shmvec._options import exchange_settings
-from shmvec._policy import PADDING, Policy, PolicyCaller
+from shmvec._policy import InformedPolicy, Policy, PolicyCaller
 from shmvec.evaluation.episodes import EPISODE, Episode
 from shmvec.evaluation.memory import Budget
 from shmvec.evaluation.record import plain
@@ -217,28 +216,6 @@ def _joined(*parts: Any) -> Any:
     return tuple(value for part in parts for value in part)
 
 
-class Told:
-    """A policy that takes ``task=``, as one that does not: it is told the task of each row."""
-
-    def __init__(self, policy: Any, envs: Sequence[Any]) -> None:
-        """Takes the policy, and all envs by number."""
-        self._policy, self._envs = policy, envs
-        reset = getattr(policy, "reset", None)
-        if callable(reset):
-            told = takes(reset, None, task=None)
-            self.reset = (lambda ids: reset(ids, task=self._tasks(ids))) if told else reset
-
-    def __call__(self, observations: Any, env_ids: Any) -> Any:
-        """Calls the policy."""
-        return self._policy(observations, env_ids, task=self._tasks(env_ids))
-
-    def _tasks(self, env_ids: Any) -> list[Task]:
-        tasks: list[Task] = []
-        for number in env_ids.tolist():  # a row that only fills the batch is a copy of the first
-            tasks.append(tasks[0] if number == PADDING else self._envs[number].plan.task)
-        return tasks
-
-
 class SuitePlayer:
     """Plays the episodes of tasks, in envs that it starts and ends.
 
@@ -275,7 +252,9 @@ class SuitePlayer:
             vector_options: Options of the exchanges.
         """
         self.plans: list[TaskPlan] = []
-        self._policy: Any = policy
+        tasks = {"task": lambda number: self._playing(number).plan.task}
+        seeds = {"seeds": lambda number: self._playing(number).episode.seed}
+        self._policy = InformedPolicy(policy, tasks, {**tasks, **seeds})
         self._max_envs = max_envs
         self._budgets = budgets
         self._across = batch_across_tasks
@@ -309,8 +288,6 @@ class SuitePlayer:
         self._late = False  # whether only episodes that had begun may begin
         self._changed = True  # whether there may be an env to start
         self._too_large: set[str] = set()  # tasks of which one env alone exceeds a budget
-        if takes(policy, None, None, task=None):
-            self._policy = Told(policy, self._envs)
 
     # ---- the loop ----------------------------------------------------------------------------
 
@@ -558,6 +535,10 @@ class SuitePlayer:
         env.episode = None
         self._changed = True
         self._settled(episode)
+
+    def _playing(self, number: int) -> Any:
+        """The env with this number, of which the policy is asked."""
+        return self._envs[number]
 
     def _ask_policy(self, rows: Iterable[tuple[TaskEnv, Any, bool]]) -> None:
         """Asks the policy for the actions of envs, in batches of those that fit together."""
