@@ -133,6 +133,11 @@ CASES = {
         "reset-bound",
         "",
     ),
+    "resets that wait": (
+        made([env((1000, MS), resets=[(20, 80 * MS)])] * 4, workers=2, waited=9.0, cpu_s=0.1),
+        "reset-bound",
+        'overlap="auto"',
+    ),
     "a batch waits for envs that reset": (
         made([env((1000, MS), resets=[(10, 40 * MS)])] * 4, workers=4, waited=9.0, cores=4),
         "reset-bound",

@@ -701,7 +701,10 @@ def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
     if resets < (_FEW_RESETS if used < _IDLE else _RESETS):
         return None
     advice, option = "Make env.reset cheaper", ""
-    if stats.num_workers < 2 <= min(stats.cores, len(stats.envs)):
+    if _asleep(stats, busy) and 0 < stats.num_workers < len(stats.envs) and not stats.overlaps:
+        overlap, option = _overlap(stats)
+        advice = f"Most of it was asleep. Envs of a worker can wait at the same time: {overlap}"
+    elif stats.num_workers < 2 <= min(stats.cores, len(stats.envs)):
         option = f"num_workers={min(stats.cores, len(stats.envs))}"
         advice += f"; or reset several envs at a time: {option}"
     elif len(stats.envs) > 1 and stats.num_workers > 1 and _in_lockstep(stats):
@@ -795,12 +798,9 @@ def _envs(stats: Stats, busy: float, used: float) -> Verdict:
     if stats.num_workers < most:
         option = f"num_workers={most}"
         return Verdict("env-bound", reason, f"There are {stats.cores} cores: {option}", option)
-    cpu = [worker.cpu_s for worker in stats.workers if worker.cpu_s is not None]
-    asleep = bool(cpu) and sum(cpu) < _AWAKE * busy
+    asleep = _asleep(stats, busy)
     if asleep and stats.num_workers < len(stats.envs) and not stats.overlaps:
-        option = advice = 'overlap="auto"'
-        if stats.caller_steps:  # which refuses it
-            option, advice = "caller_steps=False", f"caller_steps=False and {option}"
+        advice, option = _overlap(stats)
         return Verdict(
             "env-bound",
             f"{reason}, most of it asleep",
@@ -821,6 +821,20 @@ def _envs(stats: Stats, busy: float, used: float) -> Verdict:
         reason += ", most of it asleep, at the same time as others"
     more = "step more envs at a time" if asleep or most < stats.cores else "use more cores"
     return Verdict("env-bound", reason, f"Make env.step faster, or {more}")
+
+
+def _asleep(stats: Stats, busy: float) -> bool:
+    """Whether envs waited for most of their time, without a core."""
+    cpu = [worker.cpu_s for worker in stats.workers if worker.cpu_s is not None]
+    return bool(cpu) and sum(cpu) < _AWAKE * busy
+
+
+def _overlap(stats: Stats) -> tuple[str, str]:
+    """What to do so that envs of a worker wait at the same time, and by which option."""
+    overlap = 'overlap="auto"'
+    if stats.caller_steps:  # which refuses it
+        return f"caller_steps=False and {overlap}", "caller_steps=False"
+    return overlap, overlap
 
 
 # ---- the table -----------------------------------------------------------------------------------
