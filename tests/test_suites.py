@@ -268,7 +268,7 @@ def test_a_record_of_something_else_is_refused(tmp_path):
         evaluate({"a": Walk}, act, 3, seeds=1, record=file)
     for other in ("hello\n", '{"a": 1}\n', "[1]\n" * 3):
         file.write_text(other)
-        with pytest.raises(ValueError, match="no record of an evaluation"):
+        with pytest.raises(ValueError, match="not a record of an evaluation"):
             evaluate({"a": Walk}, act, 3, seeds=1, record=file)
         assert file.read_text() == other
 
@@ -926,7 +926,7 @@ def test_a_suite_from_a_file_is_resumed_and_compared(tmp_path, command):
         (SUITE, "--retries -1", "--retries: must not be negative"),
         (SUITE, '--kwargs {"length":2}', "--kwargs are for one env"),
         (SUITE, "--compare nothing.jsonl", "nothing.jsonl"),
-        (SUITE, "--record suite.toml", "no record of an evaluation"),
+        (SUITE, "--record suite.toml", "not a record of an evaluation"),
     ],
 )
 def test_the_command_explains_what_is_wrong_with_a_suite(command, suite, arguments, words):
