@@ -22,7 +22,7 @@ from torch import nn
 
 __all__ = ["BUFFER", "DQN", "SAC", "OffPolicy", "PixelDQN"]
 
-BUFFER = 10_000  # steps
+BUFFER = 20_000  # steps
 _GAMMA = 0.99
 
 

@@ -215,7 +215,7 @@ class _EnvPool(gym.vector.VectorEnv[Any, Any, Any]):
 
 
 def trained(
-    envs: Any, run: Run, system: str, threads: Threads, steps: int, device: str
+    envs: Any, run: Run, system: str, threads: Threads, steps: int, device: str, seed: int
 ) -> dict[str, Any]:
     """One training run."""
     waits = system.endswith("-waits") or system.startswith(("sync", "envpool"))
@@ -231,8 +231,8 @@ def trained(
         )
         iterations = -(-steps // run.recipe.steps)
     else:
-        replay = shmvec.Replay(envs, BUFFER, seed=1) if system == "replay" else None
-        training = run.recipe(envs, waits=waits, threads=threads.learning, replay=replay)
+        replay = shmvec.Replay(envs, BUFFER, seed=seed) if system == "replay" else None
+        training = run.recipe(envs, waits=waits, threads=threads.learning, seed=seed, replay=replay)
         iterations = -(-steps // run.num_envs)
     workers = descendants()
     me, learner = os.getpid(), threading.get_native_id()
@@ -276,11 +276,12 @@ class Trainer:
         threads: Threads,
         steps: int,
         device: str,
+        seed: int,
     ) -> None:
         """Makes the envs, and warms up."""
         torch.set_num_threads(threads.learning)
         self._envs = vector_env(system, run, options)
-        self._run = partial(trained, self._envs, run, system, threads, device=device)
+        self._run = partial(trained, self._envs, run, system, threads, device=device, seed=seed)
         self._steps = steps
         self._run(steps=min(steps, run.num_envs * 8))
 
@@ -312,7 +313,8 @@ def measure(
                 variants = options.ours if ours else [{}]
                 keys += [(system, threads, variant) for variant in variants]
         for system, threads, variant in keys:
-            process = Apart(partial(Trainer, system, run, variant, threads, steps, device))
+            start = partial(Trainer, system, run, variant, threads, steps, device, options.seed)
+            process = Apart(start, patience=3600)
             running[system, threads, _shown(variant)] = stack.enter_context(
                 contextlib.closing(process)
             )
@@ -445,6 +447,7 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, help="(default: by the run)")
     parser.add_argument("--device", default="cpu", help="torch's name of it")
     parser.add_argument("--steps", type=int, help="of a run (default: by the run)")
+    parser.add_argument("--seed", type=int, default=1, help="of DQN and SAC")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--seconds", type=float, help="for each kind of run: fewer rounds if they take longer"
