@@ -265,7 +265,7 @@ class Replay:
     def close(self) -> None:
         """Ends the recording. What was recorded can be sampled still.
 
-        While a call waits for its results workers cannot be told: they go on until another replay
+        While a call waits for its results workers do not learn of it: they go on until another replay
         is made, this one is closed again, or the envs are.
         """
         self._log.finish()

@@ -36,7 +36,7 @@ _LIMIT_S = 600.0  # for a step, a reset, and for an env to be built, unless othe
 _LOOK_S = 0.2  # between two looks at memory
 # After how long a wait looks at all envs again: a share of how long it has waited, within limits.
 _NAP_SHARE, _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.25, 200e-6, 5e-3
-_AGAIN_S = 0.05  # until a start is told once more to end
+_AGAIN_S = 0.05  # until a start is asked once more to end
 _ALONE = np.zeros(1, np.intp)  # the only env of an exchange
 
 
@@ -248,7 +248,7 @@ class SuitePlayer:
             fixed: Whether batches are filled up to this size.
             retries: How often an episode is repeated, or an env built anew.
             keys: The keys of last infos that episodes keep.
-            recording: Whether envs are told the numbers of their episodes, to record some.
+            recording: Whether envs get the numbers of their episodes, to record some.
             vector_options: Options of the exchanges.
         """
         self.plans: list[TaskPlan] = []

@@ -79,8 +79,8 @@ class How:
             ValueError: An argument is out of range.
             TypeError: An argument is of a wrong type.
         """
-        told = callable(policy) and takes(policy, None, None, task=None)
-        check_policy(partial(policy, task=None) if told else policy, self.batch)
+        by_task = callable(policy) and takes(policy, None, None, task=None)
+        check_policy(partial(policy, task=None) if by_task else policy, self.batch)
         refused = [name for name in _REFUSED if self.vector_options.get(name) is not None]
         if refused:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The tasks of a suite: what makes their envs, and what the policy is told of them."""
+"""The tasks of a suite: what makes their envs, and what the policy gets of them."""
 
 from __future__ import annotations
 
