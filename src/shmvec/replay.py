@@ -265,8 +265,8 @@ class Replay:
     def close(self) -> None:
         """Ends the recording. What was recorded can be sampled still.
 
-        While a call waits for its results workers do not learn of it: they go on until another replay
-        is made, this one is closed again, or the envs are.
+        While a call waits for its results workers do not learn of it: they go on until another
+        replay is made, this one is closed again, or the envs are.
         """
         self._log.finish()
         exchange = self._exchange
