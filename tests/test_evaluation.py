@@ -353,7 +353,7 @@ class Sampling:
 
     def reset(self, env_ids, seeds):
         for env, seed in zip(env_ids.tolist(), seeds, strict=True):
-            self.generators[env] = np.random.default_rng(seed)
+            self.generators[env] = np.random.default_rng([seed, 1])
 
     def __call__(self, observations, env_ids):
         drawn = {env: self.generators[env].integers(5) for env in set(env_ids.tolist()) - {-1}}
