@@ -290,7 +290,7 @@ def test_a_fork_of_the_parent_cannot_use_it():
         os.close(write)
         assert os.waitpid(child, 0)[1] == 0
         with os.fdopen(read) as reader:
-            assert f"was made in process {os.getpid()}" in reader.read()
+            assert f"belongs to process {os.getpid()}" in reader.read()
         assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]  # and its workers are still there
     finally:
         envs.close()

@@ -36,6 +36,7 @@ NEEDED = {
     "_forkserver", "_forkserver_alive_fd",  # a descriptor that multiprocessing keeps for good
     "_async_worker", "_add_info", "_max_episode_steps",  # Gymnasium's own
     "_state", "_name",  # which code of Gymnasium's users and of DI-engine reads of ours, too
+    "_repr_html_", "_repr_pretty_",  # IPython calls them
     "_core", "_multiarray_umath", "_ARRAY_API",  # NumPy's table of C functions, for C code
 }  # fmt: skip
 TRANSLATIONS = sorted(

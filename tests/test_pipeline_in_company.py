@@ -154,7 +154,7 @@ def test_what_a_left_loop_has_asked_is_not_dropped_for_a_step_that_failed_before
         with pytest.raises(TypeError, match="dtype"):
             envs.step(np.zeros(4))
         next(pipeline)
-        with pytest.raises(AlreadyPendingCallError, match=r"`drop\(\)` the Pipeline"):
+        with pytest.raises(AlreadyPendingCallError, match=r"`drop\(\)` of the Pipeline"):
             envs.step([1] * 4)
         assert next(pipeline).rewards.tolist() == [7, 7]
 

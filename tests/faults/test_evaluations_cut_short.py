@@ -81,7 +81,7 @@ def test_answers_to_a_call_that_timed_out_are_dropped(tmp_path):
         threading.Timer(0.2, lambda: open(mark, "w").close()).start()
         check(envs)
         envs.send([0], [1])
-        with pytest.raises(AlreadyPendingCallError, match="take the results"):
+        with pytest.raises(AlreadyPendingCallError, match="take their results"):
             evaluate(envs, act, 9, seeds=3)
 
 
