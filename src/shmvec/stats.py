@@ -701,9 +701,8 @@ def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
     if resets < (_FEW_RESETS if used < _IDLE else _RESETS):
         return None
     advice, option = "Make env.reset cheaper", ""
-    if _asleep(stats, busy) and 0 < stats.num_workers < len(stats.envs) and not stats.overlaps:
-        overlap, option = _overlap(stats)
-        advice = f"Most of it was asleep. Envs of a worker can wait at the same time: {overlap}"
+    if overlap := _overlap(stats, busy):
+        advice, option = f"Most of it was asleep. {overlap[0]}", overlap[1]
     elif stats.num_workers < 2 <= min(stats.cores, len(stats.envs)):
         option = f"num_workers={min(stats.cores, len(stats.envs))}"
         advice += f"; or reset several envs at a time: {option}"
@@ -798,15 +797,8 @@ def _envs(stats: Stats, busy: float, used: float) -> Verdict:
     if stats.num_workers < most:
         option = f"num_workers={most}"
         return Verdict("env-bound", reason, f"There are {stats.cores} cores: {option}", option)
-    asleep = _asleep(stats, busy)
-    if asleep and stats.num_workers < len(stats.envs) and not stats.overlaps:
-        advice, option = _overlap(stats)
-        return Verdict(
-            "env-bound",
-            f"{reason}, most of it asleep",
-            f"Envs of a worker can wait at the same time: {advice}",
-            option,
-        )
+    if overlap := _overlap(stats, busy):
+        return Verdict("env-bound", f"{reason}, most of it asleep", *overlap)
     # The more workers, the later the last is, however alike their envs are.
     late = stats.num_workers > 2 and used < _EVEN and _in_lockstep(stats)
     if late and stats.step.mean_s > stats.num_workers * _TAKEN_S:
@@ -817,6 +809,7 @@ def _envs(stats: Stats, busy: float, used: float) -> Verdict:
             f"Do not wait for it: {how}; or make env.step faster",
             option,
         )
+    asleep = _asleep(stats, busy)
     if asleep and stats.overlaps:
         reason += ", most of it asleep, at the same time as others"
     more = "step more envs at a time" if asleep or most < stats.cores else "use more cores"
@@ -829,12 +822,15 @@ def _asleep(stats: Stats, busy: float) -> bool:
     return bool(cpu) and sum(cpu) < _AWAKE * busy
 
 
-def _overlap(stats: Stats) -> tuple[str, str]:
-    """What to do so that envs of a worker wait at the same time, and by which option."""
-    overlap = 'overlap="auto"'
+def _overlap(stats: Stats, busy: float) -> tuple[str, str] | None:
+    """What to do, and by which option, where envs of a worker wait one after the other."""
+    in_turn = 0 < stats.num_workers < len(stats.envs) and not stats.overlaps
+    if not in_turn or not _asleep(stats, busy):
+        return None
+    advice, option = "Envs of a worker can wait at the same time: ", 'overlap="auto"'
     if stats.caller_steps:  # which refuses it
-        return f"caller_steps=False and {overlap}", "caller_steps=False"
-    return overlap, overlap
+        return f"{advice}caller_steps=False and {option}", "caller_steps=False"
+    return advice + option, option
 
 
 # ---- the table -----------------------------------------------------------------------------------
