@@ -96,6 +96,8 @@ def test_faults_and_what_was_done_before_a_restart(capsys):
 
 
 def test_several_vector_envs_and_those_that_are_closed(capsys):
+    with stepped(num_workers=0):
+        pass  # a process's first vector env is shown without its number
     with stepped(steps=1) as first, stepped(num_workers=0, steps=2, copy=False) as second:
         rows = seen(capsys, HERE)
         assert rows[1]["number"] == rows[0]["number"] + 1
@@ -315,6 +317,10 @@ def test_a_clock_of_its_own(capsys):
 @pytest.mark.skipif(
     not is_possible("unshare", "--pid", "--fork", "true"), reason="no namespace can be made"
 )
+def is_segment(descriptor):
+    return "shmvec" in os.readlink(descriptor)
+
+
 def test_a_container(capsys):
     """Processes there have other ids than here."""
     with another(prefix=["unshare", "--pid", "--fork", "--kill-child"]) as (unshare, inside):
@@ -326,6 +332,10 @@ def test_a_container(capsys):
         assert inside[0] == 1 and outside[0] == pid
         assert len(set(outside)) == 3 and not set(outside) & set(inside)
         assert pid in [each["pid"] for each in seen(capsys)]
+        # What only looks has the segment open, too, for reading: another top may be older.
+        segment = next(each for each in Path(f"/proc/{pid}/fd").iterdir() if is_segment(each))
+        with open(segment, "rb"):
+            assert [each["pid"] for each in seen(capsys, pid)] == [pid]
 
 
 # ---- a terminal ---------------------------------------------------------------------------------

@@ -303,12 +303,16 @@ def _is_in_use(insight: Insight) -> bool:
 
 
 def _segments_of(pid: int) -> dict[_File, str]:
-    """The segments that a process has open, with their paths: it steps their envs."""
+    """The segments that a process has open, with their paths: it steps their envs.
+
+    What only looks at them, as this module does, has them open for reading alone.
+    """
     found = {}
     for number in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError):  # closed meanwhile
-            if _NAME.fullmatch(os.readlink(path)):
+            writes = os.lstat(path).st_mode & stat.S_IWUSR  # as the kernel shows its mode
+            if writes and _NAME.fullmatch(os.readlink(path)):
                 status = os.stat(path)
                 found[status.st_dev, status.st_ino] = path
     return found
