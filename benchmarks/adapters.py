@@ -25,8 +25,6 @@ from shmvec._commands.measuring import LIMIT, cells, described, line, machine, r
 from shmvec._cores import usable_cores
 from shmvec.adapters.pettingzoo import ParallelVectorEnv
 
-ROUNDS = 5
-
 
 def sb3(fns: Sequence[Any]) -> dict[str, Start]:
     """Stable-Baselines3's VecEnvs, their processes forked."""
@@ -306,7 +304,6 @@ def measure(system: str, workload: str, n: int, seconds: float) -> None:
     results = race(
         {name: partial(start, None) for name, start in starts.items()},
         seconds,
-        ROUNDS,
         limit=WORKLOADS[workload].makes,
         left_out=left_out,
     )

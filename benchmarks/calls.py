@@ -28,7 +28,6 @@ from workloads import Work
 import shmvec
 from shmvec._commands.measuring import LIMIT, Stepper, cells, described, line, machine, race
 
-ROUNDS = 8
 ASYNC = "AsyncVectorEnv"
 
 
@@ -97,7 +96,6 @@ def main() -> None:
                 "ShmVectorEnv": partial(caller, partial(shmvec.ShmVectorEnv, fns)),
             },
             options.seconds,
-            ROUNDS,
             limit=[lambda make=make: Called(make())],
         )
         for system, result in results.items():

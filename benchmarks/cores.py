@@ -8,17 +8,17 @@
 
 As many of the numbers of cores as this process may use; each by an affinity, the cores of one NUMA
 node after those of another. There are --envs-per-core envs, at least 8, or --num-envs. In each cell
-(cores, workload and envs) every contender is started, takes three turns, each beside a turn of the
-limit (free-running loops, one a core), and is closed before the next one starts: so many processes
-need not fit into memory together. ShmVectorEnv steps all, and batches of half of them; peers do
-what benchmarks/peers.py and benchmarks/frameworks.py start, the latter with each of their settings,
-of which the table has the best. A contender that can not do it has a row that says why.
+(cores, workload and envs) every contender is started, takes turns of 50 ms with the limit
+(free-running loops, one a core), and is closed before the next one starts: so many processes need
+not fit into memory together. ShmVectorEnv steps all, and batches of half of them; peers do what
+benchmarks/peers.py and benchmarks/frameworks.py start, the latter with each of their settings, of
+which the table has the best. A contender that can not do it has a row that says why.
 
 Time is given out evenly to the cells that are left, and in a cell to its contenders, the first
-setting of each system before second ones: with too little, turns are shorter, and what remains of a
-cell whose time is over is left out, by name, and the script fails in the end. What --json's file
-has of other cells and systems stays there, if machine and versions are the same: so it can be made
-in parts.
+setting of each system before second ones: with too little, there are fewer turns, and what is left
+of a cell whose time is over is left out, by name, and the script fails in the end. What --json's
+file has of other cells and systems stays there, if machine and versions are the same: so it can be
+made in parts.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from shmvec._commands.measuring import (
 )
 
 NODES = Path("/sys/devices/system/node")
-ROUNDS = 3
+TURN_S = 0.05
+FEWEST_TURNS = 3
 WARM_UP_S = 0.1
-LEAST_S = 0.05  # a turn
 NO_TIME = "no time"
 GYMNASIUM = ("AsyncVectorEnv", "SyncVectorEnv")  # like ours, these start in this process
 HEAD = "workload cores NUMA envs system setting".split() + [
@@ -124,7 +124,7 @@ def cell(
     workload: str,
     systems: Mapping[str, Mapping[str, Callable[[], Any]]],
     deadline: float,
-    most: float,
+    seconds: float,
     keep: Callable[[list[Row]], object],
     say: Callable[[str], object],
 ) -> None:
@@ -134,7 +134,7 @@ def cell(
         workload: What they step.
         systems: What starts each, by setting.
         deadline: When they must be done, by `time.perf_counter`.
-        most: How many seconds a turn takes at most.
+        seconds: How long each contender and its limit are measured at most.
         keep: Takes all rows so far.
         say: Is called with what was done.
     """
@@ -149,13 +149,13 @@ def cell(
             rows.append(row)
             left = deadline - time.perf_counter()
             share = left / (len(every) - number)
-            if share < 2 * ROUNDS * LEAST_S:
+            if share < 2 * FEWEST_TURNS * TURN_S:
                 row["reason"] = NO_TIME
                 keep(rows)
                 continue
             begin = time.perf_counter()
             try:
-                turns = _turns(start, limit, begin + share, most)
+                turns = _turns(start, limit, begin + share, seconds)
             except Exception as error:  # whatever a peer can not do
                 row["reason"] = next(iter(str(error).splitlines()), type(error).__name__)
             else:
@@ -166,14 +166,16 @@ def cell(
 
 
 def _turns(
-    start: Callable[[], Any], limit: Limit, until: float, most: float
+    start: Callable[[], Any], limit: Limit, until: float, seconds: float
 ) -> list[tuple[Slice, Slice]]:
     """Turns of one contender, each beside one of the limit."""
     with contextlib.closing(start()) as running:
         running.run(WARM_UP_S)
-        left = until - time.perf_counter()
-        seconds = min(most, max(LEAST_S, left / (2 * ROUNDS)))
-        return [(running.run(seconds), limit.run(seconds)) for _ in range(ROUNDS)]
+        until = min(until, time.perf_counter() + seconds)
+        turns: list[tuple[Slice, Slice]] = []
+        while len(turns) < FEWEST_TURNS or time.perf_counter() < until:
+            turns.append((running.run(TURN_S), limit.run(TURN_S)))
+        return turns
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -262,7 +264,7 @@ def main() -> None:
     parser.add_argument("--num-envs", nargs="+", type=int, help="in place of --envs-per-core")
     parser.add_argument("--system", nargs="+", default=[], help="only these")
     parser.add_argument("--minutes", type=float, default=25.0, help="for all")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for a turn at most")
+    parser.add_argument("--seconds", type=float, default=6.0, help="for a contender at most")
     parser.add_argument(
         "--python",
         action="append",

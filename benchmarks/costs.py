@@ -42,7 +42,6 @@ from shmvec._cores import usable_cores
 from shmvec._memory.layout import Layout
 
 NUM_ENVS = 32
-ROUNDS = 9
 
 
 class Replay(gym.Env[Any, Any]):
@@ -131,7 +130,6 @@ def parts(seconds: float) -> None:
                 "writing": calls(partial(slabs.results.observations.put, 0, observation)),
             },
             seconds,
-            ROUNDS,
         )
         ns = {
             part: 1000 * (result.median.batch_us - found["call"].median.batch_us)
@@ -197,7 +195,6 @@ def split(workload: str, num_envs: int, seconds: float) -> dict[str, Any]:
             },
         },
         seconds,
-        ROUNDS,
         limit=WORKLOADS[workload].makes,
     )
     us = {name: result.median.batch_us for name, result in found.items()}

@@ -53,7 +53,6 @@ from shmvec._commands.measuring import (
 )
 from shmvec._cores import WAIT_POLICIES
 
-ROUNDS = 5
 OURS = "ShmVectorEnv"
 MORE = ("p50_us", "p99_us", "cpu_s_per_million")
 CELL = ("workload", "num_envs", "compute_us")
@@ -136,7 +135,6 @@ def measure(
                 for name, start in contenders(workload, n, options).items()
             },
             options.seconds,
-            ROUNDS,
             limit=WORKLOADS[workload].makes,
             left_out=left_out,
             started=started,

@@ -41,7 +41,6 @@ from shmvec._commands.measuring import (
 )
 from shmvec._cores import usable_cores
 
-ROUNDS = 5
 LOCKSTEP = "ShmVectorEnv, lockstep"
 
 
@@ -122,7 +121,6 @@ def main() -> None:
         results = race(
             contenders(workload, n, us, options.num_workers),
             options.seconds,
-            ROUNDS,
             limit=WORKLOADS[workload].makes,
             left_out=left_out,
         )

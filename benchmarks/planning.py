@@ -23,7 +23,6 @@ from shmvec._commands.measuring import LIMIT, Limit, Stepper, cells, described, 
 from shmvec._cores import usable_cores
 from shmvec.planning import PlanningVectorEnv, StateAccess
 
-ROUNDS = 7
 WITH_STATES = "limit, with states"
 STATES = 200  # different ones, along games that are played at random
 
@@ -99,7 +98,7 @@ def measure(workload: str, batch: int, seconds: float) -> None:
     if workload in PLANGYM:
         starts["plangym ParallelEnv"] = lambda: planner(lambda: plangym(workload), batch)
     left_out: dict[str, str] = {}
-    results = race(starts, seconds, ROUNDS, limit=[make], left_out=left_out)
+    results = race(starts, seconds, limit=[make], left_out=left_out)
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")
     for name, result in results.items():

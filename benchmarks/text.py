@@ -33,7 +33,6 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 import shmvec
 from shmvec._commands.measuring import LIMIT, Stepper, cells, described, line, machine, race
 
-ROUNDS = 6
 LONGEST = 65_536
 WORDS = {
     "ASCII": "You are in a room. There is a door to the north. ",
@@ -145,7 +144,6 @@ def main() -> None:
         results = race(
             {name: partial(contender, systems[name], actions) for name in options.systems},
             options.seconds,
-            ROUNDS,
             limit=[lambda make=make, given=given, w=WORDS[words]: Free(make(), given, w)],
         )
         for system, result in results.items():

@@ -42,7 +42,6 @@ from shmvec._cores import WAIT_POLICIES, usable_cores
 from shmvec._named import find_env
 from shmvec.vector_env import ShmVectorEnv
 
-_ROUNDS = 5
 _SYNC = "SyncVectorEnv"
 _OURS = "ShmVectorEnv"
 
@@ -135,7 +134,7 @@ def measure(
     """Trains with candidates by turns."""
     running: dict[Any, Any] = {}
     starts = {candidate: partial(Trained, make, recipe, candidate) for candidate in candidates}
-    results = race(starts, seconds, _ROUNDS, say=say, started=running.update)
+    results = race(starts, seconds, say=say, started=running.update)
     # The best that it can do with each: SyncVectorEnv may have more threads than we.
     sync = max(
         (result for candidate, result in results.items() if candidate.system == _SYNC),

@@ -41,7 +41,6 @@ from shmvec._commands.measuring import LIMIT, Slice, cells, described, line, mac
 from shmvec._commands.measuring import vector_env as stepping
 from shmvec._cores import split_evenly
 
-ROUNDS = 7
 LINE = 128  # bytes: what is one core's is not on a line with what is another's
 OURS, PINNED, BOUND = "ShmVectorEnv", "pin_workers", "bound"
 
@@ -210,7 +209,7 @@ def measure(workload: str, n: int, options: argparse.Namespace) -> list[Row]:
         for name, kind in KINDS.items()
     }
     limit = WORKLOADS[workload].makes
-    results = race(starts, options.seconds, ROUNDS, limit=limit, started=running.update)
+    results = race(starts, options.seconds, limit=limit, started=running.update)
     rows: list[Row] = []
     for key, result in results.items():
         row = {"workload": workload, "num_envs": n}

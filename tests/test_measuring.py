@@ -6,6 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -42,12 +43,41 @@ def test_a_race():
     rounds = [set(log[first : first + 2]) for first in (2, 4, 6)]
     assert rounds == [{"a", "b"}] * 3 and len(log) == 10
     assert results["a"].median == Slice(2, 5e5) and results["b"].median.batch_us == 4
-    assert results["a"].spread == 1 and results["b"].spread == 0.5
+    assert results["a"].spread == 0.5 and results["b"].spread == 0.25  # of the middle half
     assert results["b"].ratio(results["a"], "batch_us") == 2  # of 4, 2 and 2
     assert results["a"].ratio(results["b"]) == 2
     row = results["a"].figures(results["b"])
-    assert line("a", *cells(row)) == "| a | 2.0 | 100% | 500,000 | 2.00 |"
+    assert line("a", *cells(row)) == "| a | 2.0 | 50% | 500,000 | 2.00 |"
     assert cells({"steps_per_s": 1000}) == ["", "", "1,000", ""]
+
+
+class Slow:
+    """A contender that takes as long as it is told to, or longer."""
+
+    def __init__(self, least):
+        self.least, self.turns = least, []
+
+    def run(self, seconds):
+        self.turns.append(seconds)
+        time.sleep(max(self.least, seconds))
+        return Slice(1.0, 1.0)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("seconds", "least", "turn", "most"),
+    [
+        (0.5, 0.0, 0.05, 10),  # turns are short, and fill the time
+        (0.07, 0.0, 0.01, 7),  # shorter where there is little time
+        (0.07, 0.1, 0.01, 7),  # and seven, however long they take
+    ],
+)
+def test_turns_are_short_and_end_in_time(seconds, least, turn, most):
+    one = Slow(least)
+    assert 7 <= len(race({"slow": lambda: one}, seconds)["slow"].slices) <= most
+    assert one.turns[1:] == pytest.approx([turn] * len(one.turns[1:]))
 
 
 def test_who_is_not_installed_is_left_out():

@@ -8,7 +8,7 @@ import pytest
 
 import shmvec.__main__
 from shmvec._commands.measuring import SIMPLER, simplest
-from shmvec._commands.tune import Setting
+from shmvec._commands.tune import Setting, report
 from shmvec._cores import usable_cores
 from shmvec._named import find_env
 
@@ -61,6 +61,9 @@ def test_a_registered_env(tmp_path, capsys):
     if usable_cores() > 1:
         assert any(setting.caller_steps for setting in settings)
     assert sum(row["best"] for row in found["rows"]) == 2
+    for spread in (0.9, 0.1):  # where turns differ that much, the table says that it is doubtful
+        said = report({**found, "rows": [{**row, "spread": spread} for row in found["rows"]]}, "")
+        assert ("The machine was busy (spread 90%): repeat this" in said) is (spread > 0.5)
     assert any(row["best"] and found["best"].items() <= row.items() for row in found["rows"])
     assert picture.read_bytes().startswith(b"\x89PNG")
     with closing(run_code(shown.out)) as envs:

@@ -6,9 +6,9 @@
 All are measured alternately, in one run. The table has medians: the time of a batch step, env steps
 a second (resets made by autoreset are not steps), the share of the limit, and how many times faster
 than AsyncVectorEnv. The last two are medians of ratios, and may differ a little from the ratio of
-the medians. The spread is (largest - smallest) / median of the batch times. With --compute, "parent
-slowed by" compares the time of the parent's computation with that beside SyncVectorEnv, which has
-no workers.
+the medians. Turns take 50 ms; the spread is that of the middle half of them, (Q3 - Q1) / median of
+the batch times. With --compute, "parent slowed by" compares the time of the parent's computation
+with that beside SyncVectorEnv, which has no workers.
 
 The limit is what loops reach that only step: one env and one process a core, no communication,
 wrappers compiled. A vector env of Python envs cannot be faster on these cores.
@@ -33,6 +33,7 @@ from shmvec._commands.measuring import (
     Compute,
     EnvFn,
     Progress,
+    caution,
     cells,
     described,
     line,
@@ -43,9 +44,7 @@ from shmvec._commands.measuring import (
 
 __all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "NoopEnv", "Workload", "run", "table"]
 
-_ROUNDS = 7  # slices of each contender
 _OVER = 1.1  # share of the limit that only envs that sleep exceed
-_BUSY = 0.5  # a spread that makes figures doubtful
 
 _SHM, _ASYNC, _SYNC = "ShmVectorEnv", "AsyncVectorEnv", "SyncVectorEnv"
 
@@ -186,7 +185,6 @@ def run(
             "num_workers": num_workers,
             "seconds": seconds,
             "compute_us": compute_us,
-            "rounds": _ROUNDS,
         },
         "left_out": left_out,
         "rows": rows,
@@ -211,7 +209,7 @@ def _measure(
         _SYNC: lambda: SyncVectorEnv(fns),
     }
     starts = {system: partial(vector_env, make, compute) for system, make in makes.items()}
-    results = race(starts, seconds, _ROUNDS, limit=workload.makes, say=say)
+    results = race(starts, seconds, limit=workload.makes, say=say)
     rows = []
     for system, result in results.items():
         row = {"env": name, "num_envs": n, "system": system, **result.figures(results[LIMIT])}
@@ -252,12 +250,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
     for row in results["rows"]:
         if row["system"] == _SHM:
             yield _sentence(row)
-    spread = max((row.get("spread", 0.0) for row in results["rows"]), default=0.0)
-    if spread > _BUSY:
-        yield (
-            f"The machine was busy (spread {spread:.0%}): repeat this, "
-            "or see what `python -m shmvec doctor` says."
-        )
+    yield from caution(results["rows"])
     for name, why in results["left_out"].items():
         yield f"\n{name} is left out: {why}"
 

@@ -7,6 +7,7 @@ envs as workers do, wrappers compiled: a vector env of Python envs cannot be fas
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import platform
 import random
@@ -38,6 +39,7 @@ __all__ = [
     "Result",
     "Slice",
     "Stepper",
+    "caution",
     "cells",
     "described",
     "line",
@@ -55,6 +57,9 @@ LIMIT = "limit"  # the name of the limit among the contenders
 SIMPLER = 1.03  # a setting must be this much faster than a simpler one to be preferred
 
 _WARM_UP_S = 0.1
+_TURN_S = 0.05  # short beside what disturbs a shared machine, so that it seldom hits all of a round
+_FEWEST_ROUNDS = 7
+_BUSY = 0.3  # a spread that makes figures doubtful
 _CHUNK_S = 0.02  # of steps, after which the ends of episodes are counted outside the clock
 _ACTION_BATCHES = 16  # sampled beforehand, so that sampling is not measured
 
@@ -100,8 +105,9 @@ class Result:
 
     @property
     def spread(self) -> float:
-        """The spread of the turns' batch times."""
-        return spread([one.batch_us for one in self.slices])
+        """The spread of the middle half of the turns' batch times: (Q3 - Q1) / median."""
+        first, median, third = np.percentile([one.batch_us for one in self.slices], [25, 50, 75])
+        return float((third - first) / median)
 
     def ratio(self, reference: Result, figure: str = "steps_per_s") -> float:
         """The median of the rounds' ratios of a figure: what disturbs a whole round cancels."""
@@ -130,8 +136,18 @@ def line(*cells: object) -> str:
 
 
 def spread(values: Sequence[float]) -> float:
-    """The spread of values: (largest - smallest) / median."""
+    """The spread of a few values: (largest - smallest) / median."""
     return (max(values) - min(values)) / statistics.median(values)
+
+
+def caution(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """What to say of rows of a table whose spread makes them doubtful: a line, or none."""
+    widest = max((row.get("spread", 0.0) for row in rows), default=0.0)
+    if widest > _BUSY:
+        yield (
+            f"The machine was busy (spread {widest:.0%}): repeat this, "
+            "or see what `python -m shmvec doctor` says."
+        )
 
 
 def simplest(rows: Iterable[Mapping[str, Any]], factor: float) -> Any:
@@ -141,21 +157,21 @@ def simplest(rows: Iterable[Mapping[str, Any]], factor: float) -> Any:
     return next(row for row in known if factor * row["steps_per_s"] >= fastest)
 
 
-def turns(names: Iterable[Any], rounds: int) -> Iterator[list[Any]]:
-    """The order of the contenders in each round.
+def turns(names: Iterable[Any], rounds: int | None = None) -> Iterator[list[Any]]:
+    """The order of the contenders in each round; None: without end.
 
     It changes from round to round, so that none always follows another, and is the same in each
     race.
     """
     everyone = list(names)
-    for number in range(rounds):
+    for number in itertools.count() if rounds is None else range(rounds):
         yield random.Random(number).sample(everyone, len(everyone))
 
 
 def race(
     contenders: Mapping[Any, Callable[[], Contender]],
     seconds: float,
-    rounds: int,
+    rounds: int | None = None,
     *,
     limit: Sequence[EnvFn] = (),
     left_out: dict[Any, str] | None = None,
@@ -167,7 +183,8 @@ def race(
     Args:
         contenders: The function that starts each contender, by its name.
         seconds: How long each runs, in all.
-        rounds: The number of turns of each.
+        rounds: The number of turns of each. None: turns of 50 ms until the time is over, and at
+            least seven.
         limit: Functions that make the envs of the limit, which takes part as LIMIT.
         left_out: A dict that gets the names of contenders that are not installed, and why. None:
             that is an error.
@@ -194,10 +211,14 @@ def race(
         for contender in running.values():
             contender.run(_WARM_UP_S)
         slices: dict[Any, list[Slice]] = {name: [] for name in running}
+        turn = min(_TURN_S, seconds / _FEWEST_ROUNDS) if rounds is None else seconds / rounds
+        deadline = time.monotonic() + seconds * len(running)
         for number, order in enumerate(turns(running, rounds), 1):
-            say(f"round {number} of {rounds}")
+            if rounds is None and number > _FEWEST_ROUNDS and time.monotonic() >= deadline:
+                break
+            say(f"round {number}")
             for name in order:
-                slices[name].append(running[name].run(seconds / rounds))
+                slices[name].append(running[name].run(turn))
     return {name: Result(turns) for name, turns in slices.items()}
 
 

@@ -30,6 +30,7 @@ from shmvec._commands.measuring import (
     Compute,
     EnvFn,
     Progress,
+    caution,
     cells,
     described,
     line,
@@ -45,7 +46,6 @@ from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Setting", "plot", "report", "tune"]
 
-_ROUNDS = 5
 _ASLEEP = 0.5  # of an env's time: from there on it may share a worker with others that wait
 _FEWER = 1.05  # more envs must be this much faster than fewer
 
@@ -190,7 +190,7 @@ def tune(
     return {
         "machine": machine(),
         "check": wrong,
-        "settings": {"seconds": seconds, "compute_us": compute_us, "rounds": _ROUNDS},
+        "settings": {"seconds": seconds, "compute_us": compute_us},
         "env": env,
         "limit": statistics.median(limits),
         "rows": rows,
@@ -215,7 +215,7 @@ def _measure(
     for setting in settings:
         envs = partial(ShmVectorEnv, [make] * setting.num_envs, **setting.options())
         starts[setting] = partial(vector_env, envs, compute)
-    results = race(starts, seconds, _ROUNDS, limit=[make], say=say)
+    results = race(starts, seconds, limit=[make], say=say)
     limit = results.pop(LIMIT)
     limits += [one.steps_per_s for one in limit.slices]
     return [{**asdict(setting), **result.figures(limit)} for setting, result in results.items()]
@@ -257,6 +257,7 @@ def _lines(results: dict[str, Any], code: str) -> Iterator[str]:
         setting = row["num_envs"], workers, row["wait_policy"], row["copy"]
         yield line(*setting, *cells(row), "best" if row["best"] else "")
     yield ""
+    yield from caution(results["rows"])
     best = Setting(**results["best"])
     options = best.options()
     arguments = "".join(f", {name}={value!r}" for name, value in options.items())
