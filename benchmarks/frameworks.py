@@ -46,6 +46,7 @@ from shmvec._cores import usable_cores
 __all__ = ["Start", "apart", "frameworks"]
 
 FRAGMENT = 64  # steps of each env that a sampler is asked for at once
+QUEUED = 16  # fragments of a turn, where some have been made before it
 LEAD_S = 0.02  # of a turn, not measured: one that was stopped finds its way back
 PATIENCE_S = 60
 
@@ -74,15 +75,25 @@ class Packed:
 class Sampler:
     """A contender that is asked for many steps at once."""
 
-    def __init__(self, n: int, sample: Callable[[], int], close: Callable[[], object]) -> None:
-        """Takes the number of envs, what makes some steps and counts them, and what ends it."""
-        self._n, self._sample, self.close = n, sample, close
+    def __init__(
+        self, n: int, sample: Callable[[], int], close: Callable[[], object], least: int = 1
+    ) -> None:
+        """Prepares to sample.
+
+        Args:
+            n: Number of envs.
+            sample: Makes some steps, a fragment, and counts them.
+            close: Ends it.
+            least: The fewest fragments of a turn.
+        """
+        self._n, self._sample, self.close, self._least = n, sample, close, least
 
     def run(self, seconds: float) -> Slice:
         """One turn, of at least so many seconds."""
-        steps, start = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - start) < seconds or not steps:
+        steps, fragments, start = 0, 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds or fragments < self._least:
             steps += self._sample()
+            fragments += 1
         return Slice(1e6 * elapsed * self._n / steps, steps / elapsed)
 
 
@@ -211,7 +222,7 @@ def _sample_factory(make: _Make, n: int, workers: int, splits: int, batched: boo
         folder.cleanup()
         os._exit(0)  # its threads and queues do not end by themselves
 
-    return Sampler(n, lambda: sampler.get_trajectories_sync()["rewards"].numel(), close)
+    return Sampler(n, lambda: sampler.get_trajectories_sync()["rewards"].numel(), close, QUEUED)
 
 
 def _made(
