@@ -353,7 +353,7 @@ class Sampling:
 
     def reset(self, env_ids, seeds):
         for env, seed in zip(env_ids.tolist(), seeds, strict=True):
-            self.generators[env] = np.random.default_rng([seed, 1])
+            self.generators[env] = np.random.default_rng(seed)
 
     def __call__(self, observations, env_ids):
         drawn = {env: self.generators[env].integers(5) for env in set(env_ids.tolist()) - {-1}}
@@ -372,6 +372,24 @@ def test_a_policy_that_samples_by_the_seeds_of_episodes(batch, tmp_path):
     assert lost.repeats
     for each in (beside, suite["a"], suite["b"], lost):
         assert each.returns.tolist() == alone.returns.tolist()
+
+
+class Coin(gym.Env):
+    """Tosses a coin of its generator, and rewards who guesses it."""
+
+    observation_space = Box(0, 1, (1,))
+    action_space = Discrete(5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action == self.np_random.integers(5)), True, False, {}
+
+
+def test_a_policy_that_samples_does_not_draw_what_envs_do():
+    assert evaluate(Coin, Sampling(), 100, seeds=3, num_envs=4).mean < 0.5
 
 
 class Nested(gym.Env):

@@ -103,10 +103,10 @@ def evaluate(
         policy: ``policy(observations, env_ids)`` returns an action for each observation, batched
             as ``action_space`` says. ``env_ids``, int64 ``(n,)``, says where they come from. If it
             has a method ``reset(env_ids)``, that is called before it is asked about the first
-            observations of episodes in these envs. If ``reset`` takes ``seeds=``, it gets these
-            episodes' seeds: a policy that samples makes ``default_rng([seed, 1])`` for each env (of
-            ``seed`` alone Gymnasium makes the env's own generator). If the policy takes ``task=``,
-            it gets the task of each row: a list of :class:`shmvec.Task`.
+            observations of episodes in these envs. If ``reset`` takes ``seeds=``, it gets a number
+            below 2**32 for each, which follows from the episode's seed: a policy that samples makes
+            ``default_rng(seed)`` of it for each env. If the policy takes ``task=``, it gets the
+            task of each row: a list of :class:`shmvec.Task`.
         episodes: Number of episodes; of a suite, for each task.
         num_envs: Number of envs, at most one for each episode. None: two for each core, or for each
             worker if ``num_workers`` is given.

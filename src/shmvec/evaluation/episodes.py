@@ -24,6 +24,7 @@ __all__ = ["EPISODE", "Episode", "EpisodePlayer", "Recorder", "drawn_seeds", "re
 
 
 _SEEDS = 2**31  # as many as all generators take
+_OF_POLICIES = 1  # tells a policy's stream of numbers from the env's
 
 
 @dataclass(slots=True)
@@ -59,6 +60,11 @@ class Episode:
     failed: str = ""
     steps: int = 0
     seconds: float = 0.0
+
+    @property
+    def policy_seed(self) -> int:
+        """A seed for what the policy draws in it: of ``seed`` the env draws the same numbers."""
+        return int(np.random.SeedSequence([self.seed or 0, _OF_POLICIES]).generate_state(1)[0])
 
     @property
     def settled(self) -> bool:
@@ -103,7 +109,7 @@ class EpisodePlayer:
             finished: Called with each episode when it is over.
         """
         self._exchange = exchange
-        policy = InformedPolicy(policy, {}, {"seeds": lambda env: self._playing[env].seed})
+        policy = InformedPolicy(policy, {}, {"seeds": lambda env: self._playing[env].policy_seed})
         self._caller = PolicyCaller(exchange, policy, batch_size if fixed else None)
         self._waiting = deque(episodes)
         self._batch_size = batch_size

@@ -253,7 +253,7 @@ class SuitePlayer:
         """
         self.plans: list[TaskPlan] = []
         tasks = {"task": lambda number: self._playing(number).plan.task}
-        seeds = {"seeds": lambda number: self._playing(number).episode.seed}
+        seeds = {"seeds": lambda number: self._playing(number).episode.policy_seed}
         self._policy = InformedPolicy(policy, tasks, {**tasks, **seeds})
         self._max_envs = max_envs
         self._budgets = budgets
