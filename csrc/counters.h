@@ -46,7 +46,8 @@
     X(errors, "", "Exceptions in envs.")                                                           \
     X(timeouts, "", "Steps and resets that took too long.")                                        \
     X(restarts, "", "Workers started in place of others, also by ``restart`` and such.")           \
-    X(resets, "", "Envs that were reset for it.")
+    X(resets, "", "Envs that were reset for it.")                                                  \
+    X(restart_ns, "", "Seconds that the caller has waited for such workers.")
 
 #define SV_COUNTERS(X) SV_WAITS(X) SV_WORK(X)
 

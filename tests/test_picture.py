@@ -55,7 +55,7 @@ def look(stats=None, command=HOSTILE, number=1):
             waiting_s=12.5,
             processes=(Process(4711, 2**24, 2**24), None),
             caller=Process(4710, 2**25, 2**25),
-            faults=FaultCounts(1, 2, 0, 3, 4),
+            faults=FaultCounts(1, 2, 0, 3, 4, 0.5),
         )
     seen = SimpleNamespace(command=command, pid=4710)
     return Look(seen, (4710, number), stats, stats, 1.0)

@@ -405,7 +405,7 @@ def test_nothing_in_it_is_read_as_html():
         wrappers=(HOSTILE,) * 4,
         doing=(None, Doing(3, HOSTILE, 12.5)),
         processes=(Process(4711, 2**24, 2**24), None),
-        faults=FaultCounts(1, 2, 0, 3, 4),
+        faults=FaultCounts(1, 2, 0, 3, 4, 0.5),
     )
     page = Page(stats._repr_html_())
     assert not page.tags & {"script", "img"} and f"wrappers: {HOSTILE}" in page.texts

@@ -90,6 +90,7 @@ def test_faults_and_what_was_done_before_a_restart(capsys):
         envs.step([0] * 4)
         (row,) = seen(capsys, HERE)
         shown, stats = row["stats"], envs.stats()
+    assert 0 < shown["faults"].pop("restart_s") == stats.faults.restart_s < stats.elapsed_s
     assert shown["faults"] == {"crashes": 1, "errors": 0, "timeouts": 0, "restarts": 1, "resets": 0}
     assert [w["steps"] for w in shown["workers"]] == [w.steps for w in stats.workers] == [14, 10]
     assert before not in [each["pid"] for each in shown["processes"]]

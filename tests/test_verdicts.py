@@ -1,5 +1,6 @@
 """``stats().verdict``: what the time went into, in cases of which the answer is known."""
 
+import os
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 from envs import Counter
 
-from shmvec import ShmVectorEnv
+from shmvec import FaultPolicy, ShmVectorEnv
 from shmvec.stats import Doing, EnvStats, FaultCounts, Stats, Timing, Waits, WorkerStats
 
 MS = 1e-3
+RESTARTS = FaultPolicy(on_crash="restart", max_restarts=9)
 
 
 def timing(*taken):
@@ -60,7 +62,7 @@ def made(envs, *, workers, waited, elapsed=10.0, cores=2, batches=1000, inline=F
             )
         )
     parent = Waits(batches * workers, batches, 0.0, 0.0, waited, batches, 0, 0)
-    faults = FaultCounts(0, 0, 0, 0, 0)
+    faults = FaultCounts(0, 0, 0, 0, 0, 0.0)
     count = 0 if inline else workers
     return Stats(parent, tuple(each), faults, tuple(envs), elapsed, count, cores)
 
@@ -247,6 +249,21 @@ def test_a_known_case(case):
     assert str(stats).endswith(str(verdict))
 
 
+@pytest.mark.parametrize(
+    ("faults", "kind", "advice"),
+    [
+        ((3, 0, 0, 3, 0, 4.0), "restart-bound", "The log says which envs failed"),
+        ((0, 0, 0, 3, 0, 4.0), "restart-bound", "recycle_after="),
+        ((3, 0, 0, 3, 0, 1.0), "straggler", "batch_size=2"),
+    ],
+)
+def test_restarts_that_take_much_of_the_time(faults, kind, advice):
+    envs = [env((200, MS))] * 2 + [env((200, 9 * MS))] * 2
+    stats = replace(made(envs, workers=2, waited=6.0), faults=FaultCounts(*faults))
+    assert stats.verdict.kind == kind and advice in stats.verdict.advice, stats
+    assert f" 3 restarts, {faults[-1]:.3g} s of restarts\n" in str(stats)
+
+
 def one_worker(*steps, resets=()):
     return made([env(*steps, resets=resets)], workers=1, waited=0.0, cores=4)
 
@@ -400,6 +417,13 @@ class Talkative(gym.Wrapper):
         return *result, {"all": np.zeros(1_000_000)}
 
 
+class Deadly(Slow):
+    """Its process dies in each step."""
+
+    def step(self, action):
+        os._exit(1)
+
+
 def judged(env_fns, batches, policy_s=0.0, **options):
     with closing(ShmVectorEnv(env_fns, **options)) as envs:
         envs.reset()
@@ -420,6 +444,7 @@ REAL = {
     "messages through pipes": dict(
         env_fns=[lambda: Talkative(Counter())] * 2, batches=5, num_workers=2
     ),
+    "restart-bound": dict(env_fns=[Slow, Deadly], batches=3, num_workers=2, faults=RESTARTS),
     "idle": dict(env_fns=[Counter], batches=0, num_workers=1),
 }
 

@@ -159,7 +159,14 @@ class WorkerStats(Waits):
 
 @_counting("faults")
 class FaultCounts(_Counters):
-    """Numbers of faults that were handled as the ``FaultPolicy`` says."""
+    """Numbers of faults that were handled as the ``FaultPolicy`` says, and what they took."""
+
+    def __str__(self) -> str:
+        """Those that there were, as text."""
+        found = asdict(self)
+        waited = found.pop("restart_s")
+        counts = [f"{count} {name}" for name, count in found.items() if count]
+        return ", ".join(counts + [f"{waited:.3g} s of restarts"] * bool(waited))
 
 
 # ---- how long envs take, and what is being done --------------------------------------------------
@@ -372,7 +379,7 @@ class Stats:
                     workers, now, before, insight.ranges(), strict=True
                 )
             ),
-            FaultCounts(**insight.faults()),
+            FaultCounts(**_values(insight.faults())),
             tuple(EnvStats(*map(Timing.of, kinds)) for kinds in insight.timings().tolist()),
             insight.elapsed_s,
             insight.num_workers,
@@ -526,7 +533,8 @@ _AWAKE = 0.5  # time on a core / time in envs: less is asleep
 _EARLY = 5  # steps of an env, and
 _EARLY_S = 1.0  # seconds, before which a verdict would be a guess
 _NOTHING = ("idle", "too early")
-_PROBLEMS = ("straggler", "oversubscribed", "messages through pipes")
+_RESTARTING = 0.2  # of the time: a share of restarts that is worth a word
+_PROBLEMS = ("restart-bound", "straggler", "oversubscribed", "messages through pipes")
 _OVER = 1.05  # share of the limit that only envs that sleep exceed
 _IF_IT_HANGS = "step_timeout= and reset_timeout= name such an env, and a FaultPolicy replaces it"
 _NO_LIMIT = "No time limit ends a call: python -m shmvec stacks says where it is"
@@ -537,9 +545,9 @@ class Verdict:
     """The judgement on what limits the speed.
 
     Attributes:
-        kind: "env-bound", "policy-bound", "straggler", "reset-bound", "oversubscribed",
-            "messages through pipes", "too many workers"; "idle": nothing was stepped; or "too
-            early": too little was stepped.
+        kind: "env-bound", "policy-bound", "straggler", "reset-bound", "restart-bound",
+            "oversubscribed", "messages through pipes", "too many workers"; "idle": nothing was
+            stepped; or "too early": too little was stepped.
         reason: The numbers that show it.
         advice: What to do about it; empty if there is nothing.
         option: The option of ``ShmVectorEnv`` to change, as it is written; empty: none helps.
@@ -570,8 +578,8 @@ def _judged(stats: Stats) -> Verdict:
     done = sum(worker.steps + worker.resets for worker in workers)
     if done == 0:
         return _nothing_done(stats)
-    if (hanging := _hanging(stats)) is not None:
-        return hanging
+    if (early := _hanging(stats) or _restarting(stats)) is not None:
+        return early
     most = max(env.step.count for env in stats.envs)
     if most < _EARLY and stats.elapsed_s < _EARLY_S:
         return Verdict("too early", f"only {done} steps and resets have been made")
@@ -632,6 +640,20 @@ def _hanging(stats: Stats) -> Verdict | None:
                 *_if_it_hangs(stats),
             )
     return None
+
+
+def _restarting(stats: Stats) -> Verdict | None:
+    """The verdict where much of the time goes into restarts of workers."""
+    counts = stats.faults
+    if counts.restart_s <= _RESTARTING * stats.elapsed_s:
+        return None
+    share = counts.restart_s / max(counts.restart_s, stats.elapsed_s)
+    reason = f"{share:.0%} of the time went into {counts.restarts:,} restarts of workers"
+    if counts.crashes or counts.errors or counts.timeouts:
+        return Verdict("restart-bound", reason, "The log says which envs failed, and why")
+    return Verdict(
+        "restart-bound", reason, "Fewer of them: a larger recycle_after=", "recycle_after="
+    )
 
 
 def _if_it_hangs(stats: Stats) -> tuple[str, str]:
@@ -870,14 +892,13 @@ class Table:
     def of(cls, stats: Stats) -> Table:
         """The table of these stats."""
         more = len(stats.workers) - _MOST_ROWS
-        faults = asdict(stats.faults)
-        counts = ", ".join(f"{count} {name}" for name, count in faults.items() if count)
+        faults = str(stats.faults)
         return cls(
             tuple(_sentences(stats)),
             _columns(stats),
             f"... and {more} more" if more > 0 else "",
             tuple(_timings(stats)),
-            f"faults: {counts}" if counts else "",
+            f"faults: {faults}" if faults else "",
         )
 
     @property

@@ -197,7 +197,10 @@ def _metrics(stats: Stats) -> Iterator[tuple[str, str, str, _Samples]]:
     yield "verdict", "gauge", text, [("", {"kind": stats.verdict.kind}, 1)]
     text = "Faults that were handled, by kind."
     faults = asdict(stats.faults)
+    waited = faults.pop("restart_s")
     yield "faults_total", "counter", text, [("", {"kind": kind}, faults[kind]) for kind in faults]
+    text = "Time that the caller has waited for workers that were restarted."
+    yield "restart_seconds_total", "counter", text, _one(waited)
     for counter in fields(Waits):
         text, value = counter.metadata["help"], getattr(stats.parent, counter.name)
         yield f"caller_{_total(counter)}", "counter", text, _one(value)

@@ -283,6 +283,13 @@ class Recovery:
 
     def _rebuild(self) -> None:
         """Replaces workers that are down, and retries those that fail, until all are up."""
+        began = time.monotonic_ns()
+        try:
+            self._replace_those_that_are_down()
+        finally:
+            self._counted("restart_ns", time.monotonic_ns() - began)
+
+    def _replace_those_that_are_down(self) -> None:
         while self.down:
             with self._workers.changing:
                 self._check_open()
