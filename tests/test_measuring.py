@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 import shmvec
 from shmvec._commands.bench import NoopEnv
-from shmvec._commands.measuring import LIMIT, Slice, Stepper, cells, line, race
+from shmvec._commands.measuring import LIMIT, Limit, Slice, Stepper, cells, line, race
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -104,6 +105,27 @@ def test_the_limit():
     results = race({"a": partial(Recorded, [], "a", [1e6])}, 0.1, 1, limit=[NoopEnv])
     assert list(results) == [LIMIT, "a"]
     assert 0 < results["a"].ratio(results[LIMIT]) < 1 == results[LIMIT].ratio(results[LIMIT])
+
+
+class Asleep(NoopEnv):
+    """Sleeps in each step, and notes it in a file."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def step(self, action):
+        time.sleep(0.02)
+        self.file.write_bytes(self.file.read_bytes() + b".")
+        return super().step(action)
+
+
+def test_a_turn_of_the_limit_is_short_where_steps_are_long(tmp_path):
+    steps = tmp_path / "steps"
+    steps.write_bytes(b"")
+    with closing(Limit([partial(Asleep, steps)], 1)) as limit:
+        assert 0 < limit.run(0.05).steps_per_s < 50
+    assert 1 <= len(steps.read_bytes()) <= 3  # and not 64
 
 
 @pytest.mark.parametrize(
