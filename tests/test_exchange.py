@@ -1,7 +1,9 @@
 """The public seam: what it refuses, and for whom it waits."""
 
+import gc
 import multiprocessing
 import time
+import weakref
 from contextlib import closing
 
 import numpy as np
@@ -114,6 +116,24 @@ def test_what_a_call_raises_leaves_others_in_flight(tmp_path):
         assert exchange.take([1]).observations[:, :2].tolist() == [[1, 3]]
         gate.touch()
         assert exchange.take([0]).observations[:, :2].tolist() == [[1, 7]]
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda exchange: exchange.call("fails"), lambda exchange: exchange.call("nothing")]
+)
+def test_an_exception_that_was_caught_keeps_nothing(ask, tmp_path):
+    """Not even until garbage is collected: an exchange may have gigabytes."""
+    gc.collect()
+    gc.disable()
+    try:
+        with closing(Exchange([lambda: Gated(tmp_path)] * 2, num_workers=2)) as exchange:
+            with pytest.raises((LookupError, AttributeError)):
+                ask(exchange)
+        kept = weakref.ref(exchange)
+        del exchange
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_what_is_discarded_is_waited_for_by_the_next_call_if_need_be(tmp_path):

@@ -343,7 +343,10 @@ def raise_failures(failures: Sequence[Failure]) -> None:
     first, *others = sorted(failures, key=lambda failure: failure.env)
     error = first.exception()
     note_failures(error, others)
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # or its traceback keeps this frame, and all callers' locals, in a cycle with it
 
 
 def note_failures(error: BaseException, others: Sequence[Failure]) -> None:
