@@ -374,6 +374,22 @@ def test_a_policy_that_samples_by_the_seeds_of_episodes(batch, tmp_path):
         assert each.returns.tolist() == alone.returns.tolist()
 
 
+def as_given(function):
+    """A decorator that hides what its function takes, as calls of torch's modules do."""
+    return lambda *args, **kwargs: function(*args, **kwargs)
+
+
+class Decorated:
+    reset = as_given(lambda self, env_ids: None)
+    __call__ = as_given(lambda self, observations, env_ids: np.ones(len(env_ids), np.int64))
+
+
+@pytest.mark.parametrize("suite", [False, True])
+def test_a_policy_gets_by_name_what_it_names(suite):
+    found = evaluate({"a": Walk} if suite else Walk, Decorated(), 3, seeds=1)
+    assert len((found["a"] if suite else found).returns) == 3
+
+
 class Coin(gym.Env):
     """Tosses a coin of its generator, and rewards who guesses it."""
 

@@ -180,6 +180,15 @@ def of_reset(index: int, env: Any, error: BaseException) -> str:
     return ""
 
 
+def names(function: Callable[..., Any], parameter: str) -> bool:
+    """Whether a function names a parameter that can be given by name; ``**kwargs`` names none."""
+    try:
+        found = inspect.signature(function).parameters.get(parameter)
+    except (TypeError, ValueError):
+        return False
+    return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
+
+
 def takes(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
     """Whether a function can be called with these arguments; True if it has no signature."""
     try:

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from shmvec._hints import takes
+from shmvec._hints import names, takes
 from shmvec.faults import RemoteTraceback, add_note
 from shmvec.spaces import mapped
 
@@ -50,7 +50,7 @@ def check_policy(policy: Any, batch: str) -> None:
 
 
 class InformedPolicy:
-    """A policy that takes more by name than observations and envs, as one that does not.
+    """A policy that names more parameters than observations and envs, as one that does not.
 
     Its calls, and those of its ``reset``, get what they take: a list with a value for each env.
     """
@@ -61,7 +61,7 @@ class InformedPolicy:
         of_calls: Mapping[str, Callable[[int], Any]],
         of_resets: Mapping[str, Callable[[int], Any]],
     ) -> None:
-        """Looks which names the policy takes.
+        """Looks which parameters the policy names.
 
         Args:
             policy: The policy.
@@ -69,12 +69,10 @@ class InformedPolicy:
             of_resets: By name, the value for an env that a call of its ``reset`` may get.
         """
         self._policy = policy
-        self._named = [
-            each for each in of_calls.items() if takes(policy, None, None, **{each[0]: 0})
-        ]
+        self._named = [each for each in of_calls.items() if names(policy, each[0])]
         reset = getattr(policy, "reset", None)
         if callable(reset):
-            named = [each for each in of_resets.items() if takes(reset, None, **{each[0]: 0})]
+            named = [each for each in of_resets.items() if names(reset, each[0])]
             self.reset = lambda env_ids: reset(env_ids, **_values(named, env_ids))
 
     def __call__(self, observations: Any, env_ids: Any) -> Any:

@@ -17,7 +17,7 @@ from gymnasium.vector import VectorEnv
 
 from shmvec._arguments import checked_count, checked_int
 from shmvec._cores import usable_cores
-from shmvec._hints import takes
+from shmvec._hints import names
 from shmvec._policy import check_policy
 from shmvec.evaluation.episodes import Episode, drawn_seeds, recorded
 from shmvec.evaluation.memory import Budget, Resident, gpu_bytes, parsed_bytes
@@ -79,7 +79,7 @@ class How:
             ValueError: An argument is out of range.
             TypeError: An argument is of a wrong type.
         """
-        by_task = callable(policy) and takes(policy, None, None, task=None)
+        by_task = callable(policy) and names(policy, "task")
         check_policy(partial(policy, task=None) if by_task else policy, self.batch)
         refused = [name for name in _REFUSED if self.vector_options.get(name) is not None]
         if refused:
