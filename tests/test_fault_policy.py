@@ -391,6 +391,65 @@ def test_restart_on_demand(caplog):
         envs.close()
 
 
+def meanwhile(monkeypatch, envs, then):
+    """Has ``then`` run once, as the parent waits for the second worker to start."""
+    supervisor = envs.exchange._workers
+    receive = supervisor._receive
+
+    def once(worker):
+        if worker == 1:
+            monkeypatch.undo()
+            then()
+        return receive(worker)
+
+    monkeypatch.setattr(supervisor, "_receive", once)
+
+
+def interrupted():
+    raise KeyboardInterrupt
+
+
+def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(monkeypatch):
+    with frail(2, num_workers=2) as envs:
+        envs.reset(seed=1)
+        before = [process.pid for process in envs.exchange.processes]
+        meanwhile(monkeypatch, envs, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            envs.restart()
+        before_that = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it never returns"))
+        signal.setitimer(signal.ITIMER_REAL, DEADLINE)
+        try:
+            envs.restart()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before_that)
+        assert not set(before) & {process.pid for process in envs.exchange.processes}
+        envs.step([0, 0])
+
+
+def test_a_fork_made_while_a_worker_is_restarted_leaves_it_alone(monkeypatch):
+    children = []
+
+    def fork():
+        child = os.fork()
+        if child == 0:
+            raise SystemExit
+        children.append(child)
+
+    with frail(2, num_workers=2) as envs:
+        envs.reset(seed=1)
+        meanwhile(monkeypatch, envs, fork)
+        try:
+            envs.restart([1])
+        except SystemExit:
+            os._exit(7)
+        except BaseException:
+            os._exit(8)
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7
+        envs.step([0, 0])
+        assert envs.stats().faults.restarts == 1
+
+
 def test_recycled_after_so_many_steps():
     envs = frail(2, num_workers=1, recycle_after=5)
     try:

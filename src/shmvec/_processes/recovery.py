@@ -268,7 +268,8 @@ class Recovery:
             self._interrupted.pop(worker, None)
             first = self._workers.ranges[worker].start if env is None else env
             fault = self._note_restart(cause, worker, first, logged=together)
-            self._replaced[worker] = self._process(worker)
+            if worker not in self.down:  # else its replacement was interrupted, and goes on
+                self._replaced[worker] = self._process(worker)
             self.down[worker] = fault
         self._rebuild()
 
@@ -284,12 +285,6 @@ class Recovery:
     def _rebuild(self) -> None:
         """Replaces workers that are down, and retries those that fail, until all are up."""
         began = time.monotonic_ns()
-        try:
-            self._replace_those_that_are_down()
-        finally:
-            self._counted("restart_ns", time.monotonic_ns() - began)
-
-    def _replace_those_that_are_down(self) -> None:
         while self.down:
             with self._workers.changing:
                 self._check_open()
@@ -304,6 +299,7 @@ class Recovery:
                 if self._ledger.is_lost(worker):
                     self._ledger.revive(worker, self.down[worker])
                 del self.down[worker]
+        self._counted("restart_ns", time.monotonic_ns() - began)
 
     def _check_open(self) -> None:
         if self._workers.stopped:

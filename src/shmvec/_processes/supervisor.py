@@ -397,6 +397,8 @@ class Supervisor:
         Returns:
             Those that run on.
         """
+        if self._owner != os.getpid():  # a fork of it, in which an exception leads here
+            return []
         others = []
         for index in indices:
             self._up[index] = False
