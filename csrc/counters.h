@@ -47,7 +47,7 @@
     X(timeouts, "", "Steps and resets that took too long.")                                        \
     X(restarts, "", "Workers started in place of others, also by ``restart`` and such.")           \
     X(resets, "", "Envs that were reset for it.")                                                  \
-    X(restart_ns, "", "Seconds that the caller has waited for such workers.")
+    X(restart_ns, "", "Seconds that the caller has waited for such workers, once they are up.")
 
 #define SV_COUNTERS(X) SV_WAITS(X) SV_WORK(X)
 
