@@ -8,14 +8,14 @@
 
 As many of the numbers of cores as this process may use; each by an affinity, the cores of one NUMA
 node after those of another. There are --envs-per-core envs, at least 8, or --num-envs. In each cell
-(cores, workload and envs) every contender is started, takes turns of 50 ms with the limit
+(cores, workload and envs) every contender is started, alternates with the limit every 50 ms
 (free-running loops, one a core), and is closed before the next one starts: so many processes need
 not fit into memory together. ShmVectorEnv steps all, and batches of half of them; peers do what
 benchmarks/peers.py and benchmarks/frameworks.py start, the latter with each of their settings, of
 which the table has the best. A contender that can not do it has a row that says why.
 
 Time is given out evenly to the cells that are left, and in a cell to its contenders, the first
-setting of each system before second ones: with too little, there are fewer turns, and what is left
+setting of each system before second ones: with too little, rounds are shorter, and what is left
 of a cell whose time is over is left out, by name, and the script fails in the end. What --json's
 file has of other cells and systems stays there, if machine and versions are the same: so it can be
 made in parts.
@@ -42,9 +42,10 @@ from keeping import Row, merged, write
 from workloads import ENVPOOL, WORKLOADS
 
 from shmvec._commands.measuring import (
+    LIMIT,
     Limit,
     Result,
-    Slice,
+    alternated,
     cells,
     described,
     line,
@@ -52,8 +53,8 @@ from shmvec._commands.measuring import (
 )
 
 NODES = Path("/sys/devices/system/node")
-TURN_S = 0.05
-FEWEST_TURNS = 3
+ROUNDS = 5
+LEAST_S = 0.05  # of a round
 WARM_UP_S = 0.1
 NO_TIME = "no time"
 GYMNASIUM = ("AsyncVectorEnv", "SyncVectorEnv")  # like ours, these start in this process
@@ -149,33 +150,30 @@ def cell(
             rows.append(row)
             left = deadline - time.perf_counter()
             share = left / (len(every) - number)
-            if share < 2 * FEWEST_TURNS * TURN_S:
+            if share < 2 * ROUNDS * LEAST_S:
                 row["reason"] = NO_TIME
                 keep(rows)
                 continue
             begin = time.perf_counter()
             try:
-                turns = _turns(start, limit, begin + share, seconds)
+                ours, theirs = _measured(start, limit, begin + share, seconds)
             except Exception as error:  # whatever a peer can not do
                 row["reason"] = next(iter(str(error).splitlines()), type(error).__name__)
             else:
-                ours, theirs = (Result(part) for part in zip(*turns, strict=True))
                 row.update({name: round(of, 4) for name, of in ours.figures(theirs).items()})
             keep(rows)
             say(f"{system} {setting}: {time.perf_counter() - begin:.1f} s")
 
 
-def _turns(
+def _measured(
     start: Callable[[], Any], limit: Limit, until: float, seconds: float
-) -> list[tuple[Slice, Slice]]:
-    """Turns of one contender, each beside one of the limit."""
+) -> tuple[Result, Result]:
+    """One contender, and the limit beside it."""
     with contextlib.closing(start()) as running:
         running.run(WARM_UP_S)
-        until = min(until, time.perf_counter() + seconds)
-        turns: list[tuple[Slice, Slice]] = []
-        while len(turns) < FEWEST_TURNS or time.perf_counter() < until:
-            turns.append((running.run(TURN_S), limit.run(TURN_S)))
-        return turns
+        left = max(2 * ROUNDS * LEAST_S, min(seconds, until - time.perf_counter()))
+        found = alternated({"it": running, LIMIT: limit}, left / 2, ROUNDS)
+        return found["it"], found[LIMIT]
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:

@@ -14,7 +14,7 @@ divided by the number of envs, where pages that n processes share count as one n
 `resets`: 8 envs in two workers, a step sleeps 20 ms, a reset 2 s, an episode has 100 steps; the
 limit is the steps alone. `compute`: CartPole-v1, whose steps only compute.
 
-Contenders take turns; the table has medians and spreads, (Q3 - Q1) / median.
+Contenders take turns; the table has medians and spreads, (largest - smallest) / median.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import shmvec
+from shmvec._commands import measuring
 from shmvec._commands.bench import NoopEnv
 from shmvec._commands.measuring import LIMIT, Limit, Slice, Stepper, cells, line, race
 
@@ -39,46 +40,58 @@ class Recorded:
 def test_a_race():
     log = []
     a, b = partial(Recorded, log, "a", [1, 2, 3]), partial(Recorded, log, "b", [4, 4, 6])
-    results = race({"a": a, "b": b}, 1.0, 3)
+    results = race({"a": a, "b": b}, 1e-9, 3)
     assert log[:2] == ["a", "b"] and log[-2:] == ["close b", "close a"]
     rounds = [set(log[first : first + 2]) for first in (2, 4, 6)]
     assert rounds == [{"a", "b"}] * 3 and len(log) == 10
     assert results["a"].median == Slice(2, 5e5) and results["b"].median.batch_us == 4
-    assert results["a"].spread == 0.5 and results["b"].spread == 0.25  # of the middle half
+    assert results["a"].spread == 1 and results["b"].spread == 0.5
     assert results["b"].ratio(results["a"], "batch_us") == 2  # of 4, 2 and 2
     assert results["a"].ratio(results["b"]) == 2
     row = results["a"].figures(results["b"])
-    assert line("a", *cells(row)) == "| a | 2.0 | 50% | 500,000 | 2.00 |"
+    assert line("a", *cells(row)) == "| a | 2.0 | 100% | 500,000 | 2.00 |"
     assert cells({"steps_per_s": 1000}) == ["", "", "1,000", ""]
 
 
-class Slow:
-    """A contender that takes as long as it is told to, or longer."""
+class Timed:
+    """A contender whose turns take so many seconds by a clock that stands still otherwise."""
 
-    def __init__(self, least):
-        self.least, self.turns = least, []
+    def __init__(self, clock, log, name, turns):
+        self.clock, self.log, self.name = clock, log, name
+        self.turns = [(0.1, 1.0, 1.0), *turns]  # after the warm-up: seconds, batches, steps a batch
 
     def run(self, seconds):
-        self.turns.append(seconds)
-        time.sleep(max(self.least, seconds))
-        return Slice(1.0, 1.0)
+        taken, batches, steps = self.turns.pop(0) if len(self.turns) > 1 else self.turns[0]
+        self.clock[0] += taken
+        self.log.append((self.name, seconds))
+        return Slice(1e6 * taken / batches, steps * batches / taken)
 
     def close(self):
         pass
 
 
-@pytest.mark.parametrize(
-    ("seconds", "least", "turn", "most"),
-    [
-        (0.5, 0.0, 0.05, 10),  # turns are short, and fill the time
-        (0.07, 0.0, 0.01, 7),  # shorter where there is little time
-        (0.07, 0.1, 0.01, 7),  # and seven, however long they take
-    ],
-)
-def test_turns_are_short_and_end_in_time(seconds, least, turn, most):
-    one = Slow(least)
-    assert 7 <= len(race({"slow": lambda: one}, seconds)["slow"].slices) <= most
-    assert one.turns[1:] == pytest.approx([turn] * len(one.turns[1:]))
+def test_turns_of_a_round_alternate_and_are_summed_up(monkeypatch):
+    """Something that is rare and slow counts as often as it happens."""
+    clock, log = [0.0], []
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock[0])
+    quick = (0.05, 50, 1)
+    seldom = [quick, quick, quick, (0.15, 50, 1)] * 2  # the last of four had a slow reset
+    results = race(
+        {
+            "seldom": partial(Timed, clock, log, "seldom", seldom),
+            "slow": partial(Timed, clock, log, "slow", [(0.3, 1, 8)]),
+            "even": partial(Timed, clock, log, "even", [quick]),
+        },
+        0.6,
+        2,
+    )
+    turns = log[3:]
+    assert {seconds for _, seconds in turns} == {0.05}
+    assert [name for name, _ in turns].count("slow") == 2  # one is a round's time
+    assert {name for name, _ in turns[:3]} == {"seldom", "slow", "even"}
+    assert results["even"].median == pytest.approx((1000, 1000, 0))
+    assert results["seldom"].median.steps_per_s == pytest.approx(200 / 0.3)
+    assert results["slow"].median == pytest.approx((3e5, 8 / 0.3, 0))
 
 
 def test_who_is_not_installed_is_left_out():
@@ -87,7 +100,7 @@ def test_who_is_not_installed_is_left_out():
 
     log, left_out = [], {}
     starts = {"missing": missing, "a": partial(Recorded, log, "a", [1])}
-    assert list(race(starts, 1.0, 1, left_out=left_out)) == ["a"]
+    assert list(race(starts, 1e-9, 1, left_out=left_out)) == ["a"]
     assert left_out == {"missing": "no such thing"}
     with pytest.raises(ImportError):
         race(dict(reversed(starts.items())), 1.0, 1)
@@ -97,12 +110,13 @@ def test_who_is_not_installed_is_left_out():
 def test_all_are_closed_after_an_error():
     log = []
     with pytest.raises(IndexError):  # too few times for so many rounds
-        race({"a": partial(Recorded, log, "a", [1])}, 1.0, 2)
+        race({"a": partial(Recorded, log, "a", [1])}, 1e-9, 2)
     assert log[-1] == "close a"
 
 
 def test_the_limit():
-    results = race({"a": partial(Recorded, [], "a", [1e6])}, 0.1, 1, limit=[NoopEnv])
+    slow = partial(Stepper, lambda actions: time.sleep(0.001), lambda: None)
+    results = race({"a": slow}, 0.1, 1, limit=[NoopEnv])
     assert list(results) == [LIMIT, "a"]
     assert 0 < results["a"].ratio(results[LIMIT]) < 1 == results[LIMIT].ratio(results[LIMIT])
 

@@ -6,9 +6,9 @@
 All are measured alternately, in one run. The table has medians: the time of a batch step, env steps
 a second (resets made by autoreset are not steps), the share of the limit, and how many times faster
 than AsyncVectorEnv. The last two are medians of ratios, and may differ a little from the ratio of
-the medians. Turns take 50 ms; the spread is that of the middle half of them, (Q3 - Q1) / median of
-the batch times. With --compute, "parent slowed by" compares the time of the parent's computation
-with that beside SyncVectorEnv, which has no workers.
+the medians, of seven rounds, in which they alternate every 50 ms. The spread is (largest -
+smallest) / median of the rounds' batch times. With --compute, "parent slowed by" compares the time
+of the parent's computation with that beside SyncVectorEnv, which has no workers.
 
 The limit is what loops reach that only step: one env and one process a core, no communication,
 wrappers compiled. A vector env of Python envs cannot be faster on these cores.

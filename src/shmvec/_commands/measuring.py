@@ -7,7 +7,6 @@ envs as workers do, wrappers compiled: a vector env of Python envs cannot be fas
 from __future__ import annotations
 
 import contextlib
-import itertools
 import multiprocessing
 import platform
 import random
@@ -39,6 +38,7 @@ __all__ = [
     "Result",
     "Slice",
     "Stepper",
+    "alternated",
     "caution",
     "cells",
     "described",
@@ -57,16 +57,16 @@ LIMIT = "limit"  # the name of the limit among the contenders
 SIMPLER = 1.03  # a setting must be this much faster than a simpler one to be preferred
 
 _WARM_UP_S = 0.1
-_TURN_S = 0.05  # short beside what disturbs a shared machine, so that it seldom hits all of a round
-_FEWEST_ROUNDS = 7
+_ROUNDS = 7
+_TURN_S = 0.05  # so short that what disturbs a shared machine disturbs all contenders alike
 _LOOK_S = 0.001
-_BUSY = 0.3  # a spread that makes figures doubtful
+_BUSY = 0.5  # a spread that makes figures doubtful
 _CHUNK_S = 0.02  # of steps, after which the ends of episodes are counted outside the clock
 _ACTION_BATCHES = 16  # sampled beforehand, so that sampling is not measured
 
 
 class Slice(NamedTuple):
-    """One turn of one contender, or medians over its turns.
+    """One contender's turn, its turns of a round together, or medians over rounds.
 
     Attributes:
         batch_us: Mean time of a batch step, with the parent's computation after it.
@@ -94,7 +94,7 @@ class Result:
     """The figures of a contender.
 
     Attributes:
-        slices: One for each of its turns.
+        slices: One for each round.
     """
 
     slices: Sequence[Slice]
@@ -106,9 +106,8 @@ class Result:
 
     @property
     def spread(self) -> float:
-        """The spread of the middle half of the turns' batch times: (Q3 - Q1) / median."""
-        first, median, third = np.percentile([one.batch_us for one in self.slices], [25, 50, 75])
-        return float((third - first) / median)
+        """The spread of the rounds' batch times."""
+        return spread([one.batch_us for one in self.slices])
 
     def ratio(self, reference: Result, figure: str = "steps_per_s") -> float:
         """The median of the rounds' ratios of a figure: what disturbs a whole round cancels."""
@@ -137,7 +136,7 @@ def line(*cells: object) -> str:
 
 
 def spread(values: Sequence[float]) -> float:
-    """The spread of a few values: (largest - smallest) / median."""
+    """The spread of values: (largest - smallest) / median."""
     return (max(values) - min(values)) / statistics.median(values)
 
 
@@ -158,34 +157,33 @@ def simplest(rows: Iterable[Mapping[str, Any]], factor: float) -> Any:
     return next(row for row in known if factor * row["steps_per_s"] >= fastest)
 
 
-def turns(names: Iterable[Any], rounds: int | None = None) -> Iterator[list[Any]]:
-    """The order of the contenders in each round; None: without end.
+def turns(names: Iterable[Any], rounds: int) -> Iterator[list[Any]]:
+    """The order of the contenders in each round.
 
     It changes from round to round, so that none always follows another, and is the same in each
     race.
     """
     everyone = list(names)
-    for number in itertools.count() if rounds is None else range(rounds):
+    for number in range(rounds):
         yield random.Random(number).sample(everyone, len(everyone))
 
 
 def race(
     contenders: Mapping[Any, Callable[[], Contender]],
     seconds: float,
-    rounds: int | None = None,
+    rounds: int = _ROUNDS,
     *,
     limit: Sequence[EnvFn] = (),
     left_out: dict[Any, str] | None = None,
     say: Callable[[str], object] = lambda what: None,
     started: Callable[[Mapping[Any, Contender]], object] = lambda running: None,
 ) -> dict[Any, Result]:
-    """Starts contenders, lets them take turns in slices, and closes them.
+    """Starts contenders, lets them take turns, and closes them.
 
     Args:
         contenders: The function that starts each contender, by its name.
         seconds: How long each runs, in all.
-        rounds: The number of turns of each. None: turns of 50 ms until the time is over, and at
-            least seven.
+        rounds: The number of rounds, in each of which they alternate; see :func:`alternated`.
         limit: Functions that make the envs of the limit, which takes part as LIMIT.
         left_out: A dict that gets the names of contenders that are not installed, and why. None:
             that is an error.
@@ -211,16 +209,53 @@ def race(
         started(running)
         for contender in running.values():
             contender.run(_WARM_UP_S)
-        slices: dict[Any, list[Slice]] = {name: [] for name in running}
-        turn = min(_TURN_S, seconds / _FEWEST_ROUNDS) if rounds is None else seconds / rounds
-        deadline = time.monotonic() + seconds * len(running)
-        for number, order in enumerate(turns(running, rounds), 1):
-            if rounds is None and number > _FEWEST_ROUNDS and time.monotonic() >= deadline:
-                break
-            say(f"round {number}")
-            for name in order:
-                slices[name].append(running[name].run(turn))
-    return {name: Result(turns) for name, turns in slices.items()}
+        return alternated(running, seconds, rounds, say)
+
+
+def alternated(
+    running: Mapping[Any, Contender],
+    seconds: float,
+    rounds: int,
+    say: Callable[[str], object] = lambda what: None,
+) -> dict[Any, Result]:
+    """Lets contenders take turns of 50 ms, and sums up the turns of each round.
+
+    Turns are short, so that what disturbs the machine disturbs all contenders of a round; sums, so
+    that what is rare, such as a slow reset, counts as often as it happens.
+
+    Args:
+        running: The contenders, by name.
+        seconds: How long each runs, in all.
+        rounds: The number of rounds.
+        say: Called with a text on what is being done.
+    """
+    found: dict[Any, list[Slice]] = {name: [] for name in running}
+    share = seconds / rounds
+    turn = min(_TURN_S, share)
+    for number, order in enumerate(turns(running, rounds), 1):
+        say(f"round {number} of {rounds}")
+        parts: dict[Any, list[tuple[float, Slice]]] = {name: [] for name in running}
+        while due := [name for name in order if _taken(parts[name]) < share - turn / 2]:
+            for name in due:
+                begin = time.perf_counter()
+                one = running[name].run(turn)
+                parts[name].append((time.perf_counter() - begin, one))
+        for name, its in parts.items():
+            found[name].append(_together(its))
+    return {name: Result(slices) for name, slices in found.items()}
+
+
+def _taken(parts: Sequence[tuple[float, Slice]]) -> float:
+    return sum(taken for taken, _ in parts)
+
+
+def _together(parts: Sequence[tuple[float, Slice]]) -> Slice:
+    """Turns, each with the time it has taken, as one."""
+    batches = [taken / one.batch_us for taken, one in parts]
+    steps = sum(taken * one.steps_per_s for taken, one in parts)
+    computed = sum(many * one.compute_us for many, (_, one) in zip(batches, parts, strict=True))
+    taken = _taken(parts)
+    return Slice(taken / sum(batches), steps / taken, computed / sum(batches))
 
 
 class Compute:
