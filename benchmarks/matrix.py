@@ -4,12 +4,12 @@
     python benchmarks/matrix.py --workload Noop Work-20 --num-envs 8 32 --num-workers --compute 0
 
 Each cell is a workload, a number of envs and what the parent computes between steps. In it the
-contenders take turns, in slices, in one run: ShmVectorEnv with its defaults, with each number of
+contenders take turns, in one run: ShmVectorEnv with its defaults, with each number of
 workers and each wait policy asked for, Gymnasium's vector envs, Stable-Baselines3's SubprocVecEnv,
 Tianshou's SubprocVectorEnv and ShmemVectorEnv, EnvPool's C++ envs and ALE's AtariVectorEnv (the
 ceiling, where they have the env). A peer that is not installed is left out, by name.
 
-For each the medians over the slices: the batch step, its p50 and p99, env steps a second, their
+For each the medians over the rounds: the batch step, its p50 and p99, env steps a second, their
 share of the limit (free-running loops, one a core), CPU-seconds (parent and workers) per million
 env steps, and CPU use while no env steps (`idle`: workers only, of one core). The spread is that of
 the whole cycle of step and computing. Steps are counted as Gymnasium does: a step that only resets
@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import statistics
 import sys
 import time
 import warnings
@@ -68,7 +67,7 @@ class Watched:
         self._processes = descendants() - before
         self._step, self._stepper.step = self._stepper.step, self._timed
         self._times: list[float] = []
-        self._figures: list[tuple[float, ...]] = []
+        self._turns: list[tuple[int, float, float]] = []  # batch steps, CPU-seconds, env steps
         self.close = self._stepper.close
 
     def _timed(self, actions: Any) -> Any:
@@ -79,20 +78,20 @@ class Watched:
 
     def run(self, seconds: float) -> Slice:
         """One turn."""
-        self._times.clear()
+        begin = len(self._times)
         before = time.process_time() + self.cpu_s()
         one = self._stepper.run(seconds)
         used = time.process_time() + self.cpu_s() - before
-        steps = one.steps_per_s * one.batch_us * len(self._times) / 1e6
-        self._figures.append(
-            (*1e6 * np.percentile(self._times, (50, 99)), 1e6 * used / max(1, steps))
-        )
+        batches = len(self._times) - begin
+        self._turns.append((batches, used, one.steps_per_s * one.batch_us * batches / 1e6))
         return one
 
     def figures(self) -> dict[str, float]:
-        """Medians over the turns, without the warm-up."""
-        medians = map(statistics.median, zip(*self._figures[1:], strict=True))
-        return dict(zip(MORE, medians, strict=True))
+        """Of all turns together, without the warm-up."""
+        (warm_up, *_), *turns = self._turns
+        _, used, steps = map(sum, zip(*turns, strict=True))
+        quantiles = 1e6 * np.percentile(self._times[warm_up:], (50, 99))
+        return dict(zip(MORE, (*quantiles, 1e6 * used / max(1, steps)), strict=True))
 
     def cpu_s(self) -> float:
         """What its processes, other than this one, have used so far."""
