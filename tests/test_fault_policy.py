@@ -1,5 +1,6 @@
 """Faults that the policy deals with: up to them, transitions are those of envs stepped alone."""
 
+import itertools
 import logging
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ from tables import crossed
 
 import shmvec
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
+from shmvec._processes import supervisor
 from shmvec.exchange import AutoresetMode
 from shmvec.faults import restart_seed
 
@@ -391,18 +393,17 @@ def test_restart_on_demand(caplog):
         envs.close()
 
 
-def meanwhile(monkeypatch, envs, then):
-    """Has ``then`` run once, as the parent waits for the second worker to start."""
-    supervisor = envs.exchange._workers
-    receive = supervisor._receive
+def meanwhile(monkeypatch, where, name, call, then):
+    """Has ``then`` run once, at a call of a function of what starts the workers."""
+    go_on, calls = getattr(where, name), itertools.count(1)
 
-    def once(worker):
-        if worker == 1:
+    def counted(*args):
+        if next(calls) == call:
             monkeypatch.undo()
             then()
-        return receive(worker)
+        return go_on(*args)
 
-    monkeypatch.setattr(supervisor, "_receive", once)
+    monkeypatch.setattr(where, name, counted)
 
 
 def interrupted():
@@ -413,7 +414,7 @@ def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(monkeypatch)
     with frail(2, num_workers=2) as envs:
         envs.reset(seed=1)
         before = [process.pid for process in envs.exchange.processes]
-        meanwhile(monkeypatch, envs, interrupted)
+        meanwhile(monkeypatch, supervisor.Supervisor, "finish", 2, interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.restart()
         before_that = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it never returns"))
@@ -438,13 +439,13 @@ def test_a_fork_made_while_a_worker_is_restarted_leaves_it_alone(monkeypatch):
 
     with frail(2, num_workers=2) as envs:
         envs.reset(seed=1)
-        meanwhile(monkeypatch, envs, fork)
+        meanwhile(monkeypatch, supervisor, "Watch", 1, fork)  # it waits for the worker
         try:
             envs.restart([1])
-        except SystemExit:
-            os._exit(7)
-        except BaseException:
-            os._exit(8)
+        except BaseException as error:
+            if children:
+                raise
+            os._exit(7 if isinstance(error, SystemExit) else 8)
         assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7
         envs.step([0, 0])
         assert envs.stats().faults.restarts == 1

@@ -648,7 +648,7 @@ def _hanging(stats: Stats) -> Verdict | None:
 def _restarting(stats: Stats) -> Verdict | None:
     """The verdict where much of the time goes into restarts of workers."""
     waited = stats.faults.restart_s
-    if waited <= _RESTARTING * stats.elapsed_s:
+    if waited <= _RESTARTING * max(0.0, stats.elapsed_s):
         return None
     share = waited / max(waited, stats.elapsed_s)  # it counts once it is over
     return Verdict(
