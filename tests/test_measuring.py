@@ -134,6 +134,33 @@ class Asleep(NoopEnv):
         return super().step(action)
 
 
+class Given(NoopEnv):
+    """Notes which actions it is given, up to a number."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file, self.left = file, 1000
+
+    def step(self, action):
+        if self.left:
+            self.left -= 1
+            self.file.write_bytes(self.file.read_bytes() + b"01"[action : action + 1])
+        return super().step(action)
+
+
+def test_the_limit_steps_all_envs_with_all_actions(tmp_path):
+    files = [tmp_path / str(env) for env in range(4)]
+    for file in files:
+        file.write_bytes(b"")
+    with closing(Limit([partial(Given, file) for file in files], 1)) as limit:
+        deadline = time.monotonic() + 30
+        while min(len(each.read_bytes()) for each in files) < 500 and time.monotonic() < deadline:
+            limit.run(0.05)
+    assert all(set(file.read_bytes()[-200:]) == set(b"01") for file in files)
+    counts = [len(file.read_bytes()) for file in files]
+    assert counts == [1000] * 4 or max(counts) - min(counts) < 20
+
+
 def test_a_turn_of_the_limit_is_short_where_steps_are_long(tmp_path):
     steps = tmp_path / "steps"
     steps.write_bytes(b"")

@@ -221,7 +221,7 @@ def alternated(
     """Lets contenders take turns of 50 ms, and sums up the turns of each round.
 
     Turns are short, so that what disturbs the machine disturbs all contenders of a round; sums, so
-    that what is rare, such as a slow reset, counts as often as it happens.
+    that what is slow and happens in each round, such as a reset, counts as often as it happens.
 
     Args:
         running: The contenders, by name.
@@ -407,7 +407,7 @@ def _free_run(packed: bytes, pipe: Connection) -> None:
                 if terminated or truncated:
                     envs[env].reset()
             steps += len(some)
-            place = (place + many) % len(calls)
+            place = (place + len(some)) % len(calls)
             now = time.perf_counter()
             if now - before < _LOOK_S:  # the clock is read seldom where steps are short
                 many = min(2 * many, len(calls))
