@@ -315,13 +315,13 @@ def test_a_clock_of_its_own(capsys):
         assert "has a clock of its own" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(
-    not is_possible("unshare", "--pid", "--fork", "true"), reason="no namespace can be made"
-)
 def is_segment(descriptor):
     return "shmvec" in os.readlink(descriptor)
 
 
+@pytest.mark.skipif(
+    not is_possible("unshare", "--pid", "--fork", "true"), reason="no namespace can be made"
+)
 def test_a_container(capsys):
     """Processes there have other ids than here."""
     with another(prefix=["unshare", "--pid", "--fork", "--kill-child"]) as (unshare, inside):
