@@ -390,6 +390,21 @@ def test_a_policy_gets_by_name_what_it_names(suite):
     assert len((found["a"] if suite else found).returns) == 3
 
 
+class InPlaces(Decorated):
+    def reset(self, seeds):
+        assert isinstance(seeds, np.ndarray)  # the envs, whatever it calls them
+
+
+def called_otherwise(observations, task):
+    return np.ones(len(task), np.int64)
+
+
+@pytest.mark.parametrize("policy", [InPlaces(), called_otherwise])
+def test_what_a_policy_gets_by_its_place_it_does_not_get_by_name(policy):
+    assert len(evaluate(Walk, policy, 3, seeds=1).returns) == 3
+    assert len(evaluate({"a": Walk}, policy, 3, seeds=1)["a"].returns) == 3
+
+
 class Coin(gym.Env):
     """Tosses a coin of its generator, and rewards who guesses it."""
 

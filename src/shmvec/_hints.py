@@ -180,13 +180,17 @@ def of_reset(index: int, env: Any, error: BaseException) -> str:
     return ""
 
 
-def names(function: Callable[..., Any], parameter: str) -> bool:
-    """Whether a function names a parameter that can be given by name; ``**kwargs`` names none."""
+def names(function: Callable[..., Any], parameter: str, *arguments: Any) -> bool:
+    """Whether a function names a parameter, and takes it beside these arguments.
+
+    ``**kwargs`` names none: a function that hands them on may hand them to one that takes none.
+    """
     try:
         found = inspect.signature(function).parameters.get(parameter)
     except (TypeError, ValueError):
         return False
-    return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
+    named = found is not None and found.kind is not found.VAR_KEYWORD
+    return named and takes(function, *arguments, **{parameter: None})
 
 
 def takes(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:

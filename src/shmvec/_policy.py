@@ -69,18 +69,10 @@ class InformedPolicy:
             of_resets: By name, the value for an env that a call of its ``reset`` may get.
         """
         self._policy = policy
-        self._named = [
-            each
-            for each in of_calls.items()
-            if names(policy, each[0]) and takes(policy, None, None, **{each[0]: 0})
-        ]
+        self._named = [each for each in of_calls.items() if names(policy, each[0], None, None)]
         reset = getattr(policy, "reset", None)
         if callable(reset):
-            named = [
-                each
-                for each in of_resets.items()
-                if names(reset, each[0]) and takes(reset, None, **{each[0]: 0})
-            ]
+            named = [each for each in of_resets.items() if names(reset, each[0], None)]
             self.reset = lambda env_ids: reset(env_ids, **_values(named, env_ids))
 
     def __call__(self, observations: Any, env_ids: Any) -> Any:

@@ -79,7 +79,7 @@ class How:
             ValueError: An argument is out of range.
             TypeError: An argument is of a wrong type.
         """
-        by_task = callable(policy) and names(policy, "task")
+        by_task = callable(policy) and names(policy, "task", None, None)
         check_policy(partial(policy, task=None) if by_task else policy, self.batch)
         refused = [name for name in _REFUSED if self.vector_options.get(name) is not None]
         if refused:
