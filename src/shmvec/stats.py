@@ -576,15 +576,14 @@ def _judged(stats: Stats) -> Verdict:
     """The verdict on these numbers: the first kind that applies."""
     workers, parent = stats.workers, stats.parent
     done = sum(worker.steps + worker.resets for worker in workers)
-    restarting = _restarting(stats)
     if done == 0:
-        return restarting or _nothing_done(stats)
+        return _restarting(stats) or _nothing_done(stats)
     if (hanging := _hanging(stats)) is not None:
         return hanging
     most = max(env.step.count for env in stats.envs)
     if most < _EARLY and stats.elapsed_s < _EARLY_S:
         return Verdict("too early", f"only {done} steps and resets have been made")
-    if restarting is not None:
+    if (restarting := _restarting(stats)) is not None:
         return restarting
     late = sum(worker.late for worker in workers)
     if late > _LATE * done:

@@ -59,7 +59,7 @@ SIMPLER = 1.03  # a setting must be this much faster than a simpler one to be pr
 _WARM_UP_S = 0.1
 _ROUNDS = 7
 _TURN_S = 0.05  # so short that what disturbs a shared machine disturbs all contenders alike
-_LOOK_S = 0.001
+_LOOK_S = 0.001  # of the limit's steps between two looks at the clock, at least
 _BUSY = 0.5  # a spread that makes figures doubtful
 _CHUNK_S = 0.02  # of steps, after which the ends of episodes are counted outside the clock
 _ACTION_BATCHES = 16  # sampled beforehand, so that sampling is not measured
@@ -409,7 +409,7 @@ def _free_run(packed: bytes, pipe: Connection) -> None:
             steps += len(some)
             place = (place + len(some)) % len(calls)
             now = time.perf_counter()
-            if now - before < _LOOK_S:  # the clock is read seldom where steps are short
+            if now - before < _LOOK_S:
                 many = min(2 * many, len(calls))
         pipe.send(steps / (now - start))
     for env in envs:
