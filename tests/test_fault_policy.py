@@ -410,13 +410,18 @@ def interrupted():
     raise KeyboardInterrupt
 
 
-def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(monkeypatch):
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(dies, monkeypatch):
     with frail(2, num_workers=2) as envs:
         envs.reset(seed=1)
         before = [process.pid for process in envs.exchange.processes]
         meanwhile(monkeypatch, supervisor.Supervisor, "finish", 2, interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.restart()
+        if dies:  # what it has started already
+            before.append(envs.exchange.processes[0].pid)
+            envs.exchange.processes[0].kill()
+            assert envs.exchange.processes[0].has_ended(DEADLINE)
         before_that = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it never returns"))
         signal.setitimer(signal.ITIMER_REAL, DEADLINE)
         try:

@@ -886,7 +886,7 @@ class Exchange(OwnsProcesses, BatchSteps):
     @exclusive
     def restart(self, envs: npt.ArrayLike | None = None) -> None:
         """Restarts the workers of some envs; see :meth:`shmvec.ShmVectorEnv.restart`."""
-        self._open()
+        self._ready()
         with self._closing():
             self._recovery.restart(self._chosen(envs).tolist())
 

@@ -268,8 +268,7 @@ class Recovery:
             self._interrupted.pop(worker, None)
             first = self._workers.ranges[worker].start if env is None else env
             fault = self._note_restart(cause, worker, first, logged=together)
-            if worker not in self.down:  # else its replacement was interrupted, and goes on
-                self._replaced[worker] = self._process(worker)
+            self._replaced[worker] = self._process(worker)
             self.down[worker] = fault
         self._rebuild()
 
