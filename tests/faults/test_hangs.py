@@ -227,3 +227,11 @@ def test_a_thread_that_runs_on_is_not_called_an_env_that_closes(caplog, tmp_path
     # Starting may take as long as well.
     (text,) = [text for text in said if "building its envs" not in text]
     assert text.startswith("worker 0 (env 0) has closed its envs, but a thread or an exit hook has")
+
+
+def test_an_env_that_has_closed_late_is_not_called_a_thread_that_runs_on(gate, opening, caplog):
+    envs = vector_env(gate, "close", soon=0.5)
+    envs.reset()
+    envs.close()
+    assert "has been closing its envs" in caplog.text
+    assert "exit hook" not in caplog.text

@@ -13,6 +13,7 @@ import contextlib
 import faulthandler
 import fcntl
 import logging
+import math
 import os
 import re
 import select
@@ -364,20 +365,26 @@ class Hangs:
 
 
 class Watch:
-    """A wait for workers to start or end, which is logged once if it takes too long."""
+    """A wait for workers to start or end; each that takes too long is logged once."""
 
     def __init__(self, hangs: Hangs, doing: str) -> None:
-        """Begins the wait; ``doing`` says what the workers have been doing."""
+        """Prepares the wait; ``doing`` says what the workers have been doing."""
         self._hangs = hangs
         self._doing = doing
-        self._after_s = hangs.after_s
-        self._began = time.monotonic()
+        self._began: dict[int, float] = {}  # by worker, when its wait began; inf: it was logged
 
     def look(self, waiting: Iterable[int], where: Where) -> None:
-        """Logs once, if the wait is too long, which workers are pending and where they are."""
-        seconds = time.monotonic() - self._began
-        if self._after_s is not None and seconds > self._after_s:
-            self._after_s = None
-            named = self._hangs.named
-            whats = [(each, f"{named(each)} {self._doing}", seconds) for each in waiting]
-            self._hangs.log_hangs(whats, where)
+        """Logs which of these workers have been waited for too long, and where they are.
+
+        The wait for a worker begins with the first look at it.
+        """
+        if self._hangs.after_s is None:
+            return
+        now, late = time.monotonic(), []
+        for worker in waiting:
+            seconds = now - self._began.setdefault(worker, now)
+            if seconds > self._hangs.after_s:
+                late.append((worker, f"{self._hangs.named(worker)} {self._doing}", seconds))
+                self._began[worker] = math.inf
+        if late:
+            self._hangs.log_hangs(late, where)

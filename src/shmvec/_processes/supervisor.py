@@ -520,10 +520,8 @@ class Supervisor:
                         with contextlib.suppress(Exception):
                             failures += self.unpack(farewell)
                 closed = [each for each in waiting if self.channels[each].farewell is not None]
-                if closed:
-                    ending.look(closed, self._where)
-                if len(closed) < len(waiting):
-                    closing.look([each for each in waiting if each not in closed], self._where)
+                ending.look(closed, self._where)
+                closing.look([each for each in waiting if each not in closed], self._where)
                 if remind is not None:
                     remind()
         finally:
