@@ -265,6 +265,27 @@ def test_the_policy_learns_which_envs_others_have_used(workers):
         assert reset_in(lambda: pipeline.collect(3)) == []
 
 
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_the_policy_learns_of_an_episode_that_a_step_of_others_has_begun(mode):
+    begun = []
+
+    def policy(observations, env_ids):
+        return np.ones(len(env_ids), int)
+
+    policy.reset = lambda env_ids: begun.extend(env_ids.tolist())
+    fns = [lambda i=i: Story(i, length=2 + 8 * i) for i in range(2)]
+    with closing(ShmVectorEnv(fns, num_workers=2, autoreset_mode=mode)) as envs:
+        pipeline = Pipeline(envs, policy)
+        pipeline.reset(seed=0)
+        next_step = mode is AutoresetMode.NEXT_STEP
+        pipeline.collect(2 if next_step else 1)  # the first env's next step begins an episode
+        begun.clear()
+        seen = envs.step([1, 1], mask=np.array([True, False]))[0]
+        assert seen[0, 3] == -1  # its first observation
+        pipeline.collect(1)
+        assert begun == [0]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("go_on", ["next", "collect", "drop"])
 def test_an_env_raises_that_is_not_waited_for_yet(workers, go_on):

@@ -240,9 +240,8 @@ class Pipeline:
         tensors = self._tensors
         pin = tensors is not None and not tensors.on_host
         rollout = Collected(self.envs.rollout(length, pin=pin))
-        self._notice()
+        self._notice(rollout.terminations[0] | rollout.truncations[0])
         mirror = None if tensors is None else Mirror(tensors, rollout, self._seen, self._acted)
-        self._ended[:] = rollout.terminations[0] | rollout.truncations[0]
         try:
             with self._exchange.lend("Pipeline") as exchange:
                 rollout.begin(exchange.pending)
@@ -387,8 +386,7 @@ class Pipeline:
     def _start(self) -> None:
         """Asks the policy about all groups, and their envs to step."""
         last = self._exchange.take(everyone=True)  # no env is in flight: these are the last results
-        self._notice()
-        self._ended[:] = last.terminations | last.truncations
+        self._notice(last.terminations | last.truncations)
         for group in self._groups:
             group.observations = self._moved(self._some(self._seen, last.observations, group.envs))
         self._asking = True
@@ -522,9 +520,16 @@ class Pipeline:
         while self._held:
             ask(self._held.popleft())
 
-    def _notice(self) -> None:
-        """Has episodes begin, for the policy, in envs that other code has used meanwhile."""
-        self._begun |= (self._exchange.moves() != self._moves).any(axis=0)
+    def _notice(self, over: npt.NDArray[np.bool_]) -> None:
+        """Has episodes begin, for the policy, in envs that other code has used meanwhile.
+
+        A step of other code's that has reset an env counts as none: its episode was over.
+
+        Args:
+            over: Whose last step has ended an episode.
+        """
+        self._begun |= (self._exchange.moves() != self._moves).any(axis=0) | self._ended & ~over
+        self._ended[:] = over
 
     def _settle(self) -> None:
         """Takes answers in flight for a loop that was left; discards an interrupted call's."""
