@@ -1251,10 +1251,10 @@ def test_indices_name_transitions_as_long_as_these_are_there():
         assert key in draws and len(draws) < 10
 
 
-@pytest.mark.parametrize("zero", [0.0, 1e-30])
-def test_priorities_of_nothing(zero):
+@pytest.mark.parametrize("zero, exponent", [(0.0, 0.6), (1e-30, 0.6), (0.0, 60.0)])
+def test_priorities_of_nothing(zero, exponent):
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
-        replay, reference, caller = watched(envs, 100, prioritized=0.6, seed=0)
+        replay, reference, caller = watched(envs, 100, prioritized=exponent, seed=0)
         caller.reset(seed=0)
         played(caller, "lockstep", 20)
         batch = replay.sample(2000)

@@ -47,7 +47,7 @@ _KEYS = {"num_envs", "depth", "newest", "frame_stack", "zeros", "n_step", "disco
 _KEYS |= {"prioritized", "arrays"}
 _RECORDS_MOST = 1 << 48  # of an env, ever
 _LEAST_PRIORITY = 1e-6
-_LARGEST_PRIORITY = 1e100  # so that sums of them are finite
+_LARGEST_PRIORITY = 1e100  # so that sums of them are finite, and quotients
 
 
 @dataclass(frozen=True)
@@ -402,6 +402,7 @@ class Replay:
             raise ValueError("priorities must be finite and not negative, and so must indices")
         with np.errstate(over="ignore"):
             powers = (values + _LEAST_PRIORITY) ** self._alpha
+        powers = np.maximum(powers, 1 / _LARGEST_PRIORITY)  # 0: it could never be drawn
         if (powers > _LARGEST_PRIORITY).any():
             raise ValueError(
                 f"priorities must be at most {_LARGEST_PRIORITY} to the power of {self._alpha}, "

@@ -471,6 +471,7 @@ cdef class Sampler(ReplayLog):
         cdef double weight
         cdef int rounds = 0
         cdef tuple arrays = self.start_batch(size)
+        cdef double[::1] chances = None if self.tree is None else np.empty(size)
         total = self.count_candidates()
         while filled < size:
             rounds += 1
@@ -500,12 +501,12 @@ cdef class Sampler(ReplayLog):
                     if rounds == 1:  # from equal parts of the sum: the batch has less variance
                         shares[i] = (i + shares[i]) / size
                     row = self.row_at(shares[i] * weight)
-                    filled += self.take_row(filled, row % self.num_envs, self.position_in(row))
+                    if self.take_row(filled, row % self.num_envs, self.position_in(row)):
+                        # Here, for another thread may step envs as soon as Python runs.
+                        chances[filled] = self.tree[self.leaves + row] / weight
+                        filled += 1
         indices = np.asarray(self.steps) * self.num_envs + np.asarray(self.envs)
-        if self.tree is None:
-            return *arrays, indices, None
-        rows = np.asarray(self.steps) % self.depth * self.num_envs + np.asarray(self.envs)
-        return *arrays, indices, np.asarray(self.tree)[self.leaves + rows] / self.tree[1]
+        return *arrays, indices, None if self.tree is None else np.asarray(chances)
 
     def choose(self, const int64_t[::1] indices):
         """As `draw`, of given transitions.
@@ -585,8 +586,6 @@ cdef class Sampler(ReplayLog):
         cdef Py_ssize_t i
         cdef Py_ssize_t nbytes = 0
         self.finish()
-        if self.outdated():
-            return False
         for i in range(self.num_observations):
             nbytes += 2 * self.stack * self.parts[i].nbytes
             self.parts[i].before = <char *>data_of(observations[i])
@@ -594,6 +593,8 @@ cdef class Sampler(ReplayLog):
         for i in range(len(actions)):
             self.parts[self.num_observations + i].before = <char *>data_of(actions[i])
             self.parts[self.num_observations + i].after = NULL
+        if self.outdated():
+            return False
         if nbytes * self.size < SHARED_BYTES:
             for i in range(min(AHEAD, self.size)):  # with the GIL: nobody asks envs meanwhile
                 self.fetch_row(i)
