@@ -14,7 +14,6 @@ import errno
 import fcntl
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.shared_memory import SharedMemory
@@ -38,7 +37,6 @@ SEGMENT = "shmvec-segment"  # the name of segments in /proc
 
 _OTHER = "shmvec"
 _SHM = "/dev/shm"
-_LEFT_AFTER_S = 60.0  # age from which a name is a leftover: names live less than a millisecond
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # The files of a cgroup's limit and of its use, of v2 and v1.
 _LIMITS = (
@@ -110,10 +108,13 @@ def _memfd(name: str) -> int:
 
 
 def _block(name: str, nbytes: int) -> int:
-    """A block of multiprocessing.shared_memory without a name."""
+    """A block of multiprocessing.shared_memory without a name.
+
+    A process that is killed before the name is gone leaves an empty file, without any memory. Nobody
+    removes it later: other files of such names would be somebody's.
+    """
     if free_shm() < nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    _remove_leftovers()
     name = f"{name}-{token_hex(8)}"
     try:
         if sys.version_info >= (3, 13):
@@ -128,14 +129,6 @@ def _block(name: str, nbytes: int) -> int:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{_SHM}/{name}")
-
-
-def _remove_leftovers() -> None:
-    """Removes the names of blocks that processes have left which were killed within ``_block``."""
-    for left in Path(_SHM).glob(f"{_OTHER}-*"):
-        with contextlib.suppress(OSError):  # another user's; or another process has removed it
-            if left.stat().st_mtime < time.time() - _LEFT_AFTER_S:
-                left.unlink()
 
 
 class Kept:
