@@ -3,12 +3,16 @@
 docs/differences.md lists them. Hangs are bounded by the deadline that every test has.
 """
 
+import builtins
+import json
 import multiprocessing
 import re
 import sys
 import threading
+import traceback
 import warnings
 from contextlib import closing
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -98,6 +102,74 @@ def test_an_exception_with_arguments_of_its_own(num_workers):
     assert isinstance(caught.value.__cause__, RemoteTraceback)
     assert "env 1" in str(caught.value.__cause__) and "_fail" in str(caught.value.__cause__)
     envs.close()
+
+
+class Slots(Exception):
+    """Has a slot, and a constructor that makes another argument of its own."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code):
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+def exceptions():
+    """One of each class of the standard library's builtins, and others, with all it can have."""
+    arguments = {
+        UnicodeDecodeError: ("ascii", b"\xff", 0, 1, "no"),
+        UnicodeEncodeError: ("ascii", "\xe9", 0, 1, "no"),
+        UnicodeTranslateError: ("\xe9", 0, 1, "no"),
+        BlockingIOError: (11, "busy", 5),
+        **dict.fromkeys([SyntaxError, IndentationError, TabError], ("bad", ("f.py", 2, 3, "a b"))),
+    }
+    found = [Slots(3), TwoArguments(7, "so"), json.JSONDecodeError("bad", "{", 1)]
+    for kind in vars(builtins).values():
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            continue
+        if "Group" in kind.__name__:
+            given = ("all", [ValueError(1), KeyError("k")])
+        elif issubclass(kind, OSError):
+            given = arguments.get(kind, (2, "missing", "a file", None, "another"))
+        else:
+            given = arguments.get(kind, (9,))
+        error = kind(*given)
+        for name in ("name", "path", "print_file_and_line", "end_lineno"):
+            if hasattr(error, name):
+                setattr(error, name, name)
+        error.own = [1]
+        error.__notes__ = ["a note"]
+        found.append(error)
+    return found
+
+
+def look(error):
+    """What an exception shows; an AttributeError's obj is not sent."""
+    names = {name for name in dir(error) if name.strip("_") == name} - {"obj", "exceptions"}
+    shown = {name: repr(getattr(error, name, None)) for name in names}
+    shown = {name: text for name, text in shown.items() if " method " not in text}
+    return type(error), str(error), repr(error.args), error.__notes__[:1], shown
+
+
+@WORKERS
+def test_every_exception_is_what_it_was(num_workers):
+    class Raises(Counter):
+        def step(self, action):
+            error = exceptions()[self.count]
+            super().step(action)
+            raise error
+
+    options = {"num_workers": min(1, num_workers), "log_errors": False}
+    with closing(ShmVectorEnv([Raises], **options)) as envs:
+        envs.reset()
+        for expected in exceptions():
+            if not hasattr(expected, "__notes__"):
+                expected.__notes__ = []
+            with pytest.raises(type(expected)) as caught:
+                envs.step([0])
+            caught.value.__dict__.setdefault("__notes__", [])
+            assert look(caught.value) == look(expected)
+            assert isinstance(caught.value.__cause__, RemoteTraceback)
 
 
 @WORKERS
@@ -215,22 +287,28 @@ def test_many_errors_are_logged_in_three_lines_or_none(logs):
         assert caught.value.__notes__ == ["At the same time: envs 2 to 7: ValueError: bad"]
 
 
-def test_errors_are_logged_word_for_word():
-    """Lines that code matches on; Gymnasium's logger turns them into warnings."""
+def test_errors_are_logged_word_for_word_and_one_traceback_is_printed():
+    """Gymnasium's tests look at the first argument of the warnings; a terminal shows their text."""
     make = [Counter, *[lambda i=i: Failing("step", ValueError(f"bad {i} %"), at=1) for i in (1, 2)]]
     with closing(ShmVectorEnv(make, num_workers=2)) as envs:
         envs.reset()
         with warnings.catch_warnings(record=True) as logged:
             warnings.simplefilter("always")
-            with pytest.raises(ValueError, match="bad 1 %"):
-                envs.step([0, 0, 0])
-    texts = [str(warning.message) for warning in logged]
+            with pytest.raises(ValueError, match="bad 1 %") as caught:
+                envs.step([0, 9, 9])  # no actions of the space: there are notes
+    logs, shown = ([text(each.message) for each in logged] for text in (lambda m: m.args[0], str))
     red = "\x1b[31mERROR: {}\x1b[0m"
-    assert len(texts) == 5
+    assert len(logs) == 5
     for i in (1, 2):
         line = red.format(f"Received the following error from Worker-{i} - Shutting it down")
-        at = texts.index(line)
-        trace = red.format("Traceback (most recent call last):") + ".*"
+        at = logs.index(line)
         pattern = re.escape("\x1b[31mERROR: Traceback (most recent call last):\n")
-        assert re.match(rf"{pattern}(?s:.*)ValueError: bad {i} %\n", texts[at + 1]), trace
-    assert texts[4] == red.format("Raising the last exception back to the main process.")
+        assert re.fullmatch(rf"{pattern}(?s:.*)ValueError: bad {i} %\n\x1b\[0m", logs[at + 1])
+        said = f"env {i} has raised ValueError: bad {i} % (no worker is shut down)"
+        assert shown[at : at + 2] == [line, red.format(said)]
+    assert logs[4] == shown[4] == red.format("Raising the last exception back to the main process.")
+    assert {Path(each.filename) for each in logged} == {Path(__file__)}
+    printed = "".join(traceback.format_exception(caught.value))
+    assert printed.count("not in its space") == 1
+    assert len(re.findall("File .*shmvec", printed)) <= 2, printed
+    assert "worker.pyx" not in printed

@@ -652,9 +652,9 @@ class VectorEnvOptions:
     )
     log_errors: bool = _option(
         True,
-        """Whether an exception of an env is also logged, in the words of ``AsyncVectorEnv``
-        ("Received the following error from Worker-3 - Shutting it down"; nothing is shut down)
-        before it is raised.""",
+        """Whether an exception of an env is also logged before it is raised, in the words of
+        ``AsyncVectorEnv`` ("Received the following error from Worker-3 - Shutting it down", where
+        3 is the env, and nothing is shut down).""",
         parse=_flag,
         scope=Scope.WORKERS,
     )

@@ -64,6 +64,7 @@ from shmvec.faults import (
     Failure,
     FaultPolicy,
     WorkerCrashError,
+    cut_traceback,
     log_as_gymnasium_does,
     raise_failures,
 )
@@ -231,6 +232,7 @@ class Exchange(OwnsProcesses, BatchSteps):
             self._abandon()
             if closed and isinstance(error, Exception):
                 raise ClosedEnvironmentError("The vector env was closed as it started.") from None
+            cut_traceback(error)
             raise
         self.initialized = True
 

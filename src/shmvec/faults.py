@@ -7,18 +7,22 @@ whatever its constructor looks like and whether or not it can be pickled.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pickle import PickleError, loads
 from textwrap import indent
-from typing import Any
+from types import MemberDescriptorType
+from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium import logger
+from gymnasium.utils import colorize
 
 from shmvec._hints import add_note, refusing_unknown
 from shmvec._pickling import dumps  # bound here: an env may patch the module
@@ -32,6 +36,7 @@ __all__ = [
     "TooManyFaultsError",
     "WorkerCrashError",
     "add_note",
+    "cut_traceback",
     "derived_seed",
     "log_as_gymnasium_does",
     "raise_failures",
@@ -40,6 +45,10 @@ __all__ = [
 
 
 _LOGGED = 2  # if no more envs fail, the tracebacks of all are logged
+_OURS = os.path.dirname(__file__) + os.sep, "src/shmvec/"  # files of Python and Cython code
+_NOT_SENT = ("obj", "__suppress_context__")  # an AttributeError's obj may be the env
+
+Raised = TypeVar("Raised", bound=BaseException)
 _ENOUGH = 8192  # characters of last lines in a message, after which no further worker's are added
 
 
@@ -273,8 +282,9 @@ class Failure:
         operation: The operation that failed: "make", "reset", "step", "call", ...
         type: Name of the exception's type.
         summary: Type and message, one line.
-        text: The formatted traceback.
-        pickled: Type, arguments and attributes; None if they cannot be pickled.
+        traceback: The formatted traceback, without frames of this package and without notes.
+        notes: The exception's notes.
+        pickled: The exception; None if it cannot be pickled.
     """
 
     env: int
@@ -282,29 +292,32 @@ class Failure:
     operation: str
     type: str
     summary: str
-    text: str
+    traceback: str
+    notes: tuple[str, ...]
     pickled: bytes | None
 
     @classmethod
     def of(cls, error: BaseException, env: int, worker: int, operation: str) -> Failure:
         """Describes a caught exception."""
+        notes: tuple[str, ...] = ()
         try:
-            pickled: bytes | None = dumps((type(error), error.args, getattr(error, "__dict__", {})))
-            _rebuild(pickled)
-        except Exception:
-            pickled = None
-        try:
+            notes = tuple(map(str, getattr(error, "__notes__", None) or ()))
             formatted = traceback.TracebackException.from_exception(error)
+            formatted.__notes__ = None
+            _leave_out_ours(formatted)
             text = "".join(formatted.format())
-            formatted.__notes__ = None  # the text has them
             summary = "".join(formatted.format_exception_only()).strip()
             if isinstance(error, EnvTimeoutError):
                 summary = error.summary
-            if sys.version_info < (3, 11):  # these Pythons print no notes
-                text += "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
         except Exception:  # an exception whose __str__ raises
             summary = text = type(error).__name__
-        return cls(env, worker, operation, type(error).__name__, summary, text, pickled)
+        kind = type(error).__name__
+        return cls(env, worker, operation, kind, summary, text, notes, _pickled(error))
+
+    @property
+    def text(self) -> str:
+        """The traceback, and the notes."""
+        return "\n".join([self.traceback.rstrip("\n"), *self.notes, ""])
 
     def exception(self) -> BaseException:
         """The exception to raise in the parent; its cause is the worker's traceback."""
@@ -312,24 +325,71 @@ class Failure:
         try:
             if self.pickled is None:
                 raise PickleError
-            error = _rebuild(self.pickled)
+            error = _rebuilt(self.pickled)
         except Exception:
             error = RuntimeError(
                 f"env {self.env} raised an exception that cannot be pickled: {self.summary}"
             )
+        # Where the exception shows the notes itself, they are not shown twice.
+        shows = sys.version_info >= (3, 11) and hasattr(error, "__notes__")
         error.__cause__ = RemoteTraceback(
-            f"In {self.operation}() of env {self.env}, worker {self.worker}:\n{self.text}"
+            f"In {self.operation}() of env {self.env}, worker {self.worker}:\n"
+            f"{self.traceback if shows else self.text}"
         )
         return error
 
 
-def _rebuild(pickled: bytes | None) -> BaseException:
-    """Makes an exception without its constructor, which may need other arguments."""
-    kind, args, attributes = loads(pickled or b"")
-    error: BaseException = kind.__new__(kind, *args)
+def _leave_out_ours(formatted: traceback.TracebackException) -> None:
+    """Removes frames of this package, where there are others, from a traceback and its chain."""
+    chain: list[traceback.TracebackException | None] = [formatted]
+    for each in chain:  # which grows meanwhile
+        if each is not None:
+            theirs = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
+            each.stack[:] = theirs or each.stack
+            chain += [each.__cause__, each.__context__]
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """An exception, as pickle takes it if it can; None if it cannot be sent."""
+    content = error.args, getattr(error, "__dict__", {})
+    for source, members in ((error, dict(_members(error))), (type(error), {})):
+        with suppress(Exception):
+            pickled = dumps((source, *content, members))
+            if type(_rebuilt(pickled)) is type(error):
+                return pickled
+    return None
+
+
+def _rebuilt(pickled: bytes) -> BaseException:
+    """Makes an exception of what was pickled: the exception itself, or its type.
+
+    Of a type whose constructor pickle calls in vain the constructor is not called. Where it is
+    called, it may make other arguments of them, and pickle leaves out names of attributes, of
+    modules and the like, which are members in C.
+    """
+    source, args, attributes, members = loads(pickled)
+    error: BaseException = source.__new__(source, *args) if isinstance(source, type) else source
     error.args = args
     error.__dict__.update(attributes)
+    for name, value in members.items():
+        if getattr(error, name, None) is not value:  # OSError shows a member that was set to None
+            with suppress(AttributeError, TypeError):  # some cannot be set, and are right
+                setattr(error, name, value)
     return error
+
+
+def _members(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """What an exception has beside its arguments and its dict: members in C, and slots."""
+    for kind in type(error).__mro__:
+        for name, member in vars(kind).items():
+            if isinstance(member, MemberDescriptorType) and name not in _NOT_SENT:
+                with suppress(AttributeError):  # a slot without a value
+                    yield name, member.__get__(error)
+
+
+def cut_traceback(error: Raised) -> Raised:
+    """Removes the frames below this call, all of them ours, of an exception raised in an env."""
+    return error.with_traceback(None) if isinstance(error.__cause__, RemoteTraceback) else error
 
 
 def raise_failures(failures: Sequence[Failure]) -> None:
@@ -368,24 +428,54 @@ def _named(envs: Sequence[int]) -> str:
     return f"envs {', '.join(map(str, envs))}"
 
 
+class EnvErrorWarning(UserWarning):
+    """A line of a log: its argument is the text of AsyncVectorEnv, and it prints a short one."""
+
+    def __init__(self, text: str, shown: str = "") -> None:
+        """Takes what AsyncVectorEnv logs, and what is printed in its place, if it is another."""
+        super().__init__(text)
+        self._shown = shown or text
+
+    def __str__(self) -> str:
+        """The short text."""
+        return self._shown
+
+
 def log_as_gymnasium_does(failures: Sequence[Failure]) -> None:
     """Logs failures word for word as AsyncVectorEnv does, since programs match on it.
 
-    If more than two envs have failed, the others are named in one line, without tracebacks. (No
-    worker is shut down here.) Gymnasium logs errors as warnings; where warnings are errors, the
-    env's own exception is raised nevertheless.
+    Of a traceback only the last line is shown, since the exception that is raised shows it whole.
+    If more than two envs have failed, the others are named in one line. (No worker is shut down
+    here.) Gymnasium logs errors as warnings; where warnings are errors, the env's own exception is
+    raised nevertheless.
     """
+    if logger.min_level > logger.ERROR:
+        return
     words = "Received the following error from Worker-{} - Shutting it down"
-    lines = []
+    lines: list[tuple[str, str]] = []  # what is logged, and what is shown of it
     if len(failures) <= _LOGGED:
         for failure in failures:
-            lines += [words.format(failure.env), failure.text]
+            said = words.format(failure.env)
+            what = f"env {failure.env} has raised {failure.summary} (no worker is shut down)"
+            lines += [(said, said), (failure.traceback, what)]
     else:
         first, *others = sorted(failure.env for failure in failures)
-        lines += [words.format(first), f"and {len(others)} more: {_named(others)}"]
-    for line in [*lines, "Raising the last exception back to the main process."]:
+        for said in words.format(first), f"and {len(others)} more: {_named(others)}":
+            lines.append((said, said))
+    said = "Raising the last exception back to the main process."
+    level = _frames_of_ours()
+    for texts in [*lines, (said, said)]:
+        text, shown = (colorize(f"ERROR: {each}", "red") for each in texts)
         with suppress(Warning):
-            logger.error("%s", line)
+            warnings.warn(EnvErrorWarning(text, shown), stacklevel=level)
+
+
+def _frames_of_ours() -> int:
+    """How many frames there are from the caller's to the first one that is not ours."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def describe_exit(code: int | str | None) -> str:

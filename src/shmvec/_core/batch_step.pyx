@@ -11,7 +11,7 @@ from shmvec._core.ledger cimport Ledger
 import numpy as np
 
 from shmvec._core.ledger import DONE
-from shmvec.faults import EnvTimeoutError, WorkerCrashError
+from shmvec.faults import EnvTimeoutError, WorkerCrashError, cut_traceback
 
 
 cdef object _ndarray = np.ndarray
@@ -57,9 +57,9 @@ cdef class BatchSteps:
         try:
             return self.whole_step(
                 guard, actions, gather, envs, frame, last, arrays, meanwhile, within)
-        except BaseException:
+        except BaseException as error:
             guard.abandon_all()
-            raise
+            raise cut_traceback(error)
         finally:
             guard.leave()
 

@@ -21,6 +21,8 @@ from functools import wraps
 
 from gymnasium.error import AlreadyPendingCallError
 
+from shmvec.faults import cut_traceback
+
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident()
 
@@ -145,9 +147,9 @@ def whole(method):
         guard.enter_whole()
         try:
             return method(self, *args, **kwargs) if kwargs else method(self, *args)
-        except BaseException:
+        except BaseException as error:
             guard.abandon_all()
-            raise
+            raise cut_traceback(error)
         finally:
             guard.leave()
     return call
