@@ -320,7 +320,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             actions: One action for each env, batched as ``action_space`` says; lists will do.
                 Each env gets its action in the dtype in which it was given. None in a list (not
                 in a tuple) leaves that env out.
-            env_id: Envs to step, with an action each: as ``send`` and then ``recv``.
+            env_id: Envs to step, with an action each; their results come in this order. With
+                ``batch_size``: as ``send``, and then ``recv``.
             mask: Which envs to step, bool ``(num_envs,)``. The others keep their state, and their
                 last results are returned once more, without infos.
 
@@ -357,15 +358,27 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             envs = masked_env_ids(mask, self.num_envs, "`mask`")
             actions = actions_of(envs, self.single_action_space, actions, self.num_envs)
             return exchange.step(actions, self, envs)
-        if env_id is not None or self.batch_size is not None:
-            envs = checked_env_ids(env_id, self.num_envs)
-            self.send(actions, envs)
-            return self._recv(self.batch_size or len(envs), None, None)
+        if self.batch_size is not None:
+            self.send(actions, env_id)
+            return self._recv(self.batch_size, None, None)
+        if env_id is not None:
+            return self._step_some(actions, checked_env_ids(env_id, self.num_envs))
         if self._steps_in_two:
             parts: StepResults = self._both(partial(self.step_async, actions), self.step_wait)
             return parts
         assert self._exchange is not None
         return self._exchange.step(actions, self)
+
+    def _step_some(self, actions: Any, envs: npt.NDArray[np.intp]) -> StepResults:
+        """Steps some envs, and waits for these: results in their order."""
+        exchange = self.exchange
+        exchange.recycle()
+        take = partial(exchange.take, envs, gather=self)
+        answers = self._both(partial(self.send, actions, envs), take)
+        if answers.failures:
+            exchange.raise_failures(answers.failures)
+        arrays = answers.observations, answers.rewards, answers.terminations, answers.truncations
+        return (*arrays, {**answers.infos, "env_id": envs.copy()})
 
     def step_async(self, actions: Any) -> None:
         """Starts to step all envs and does not wait; see :meth:`step`.
