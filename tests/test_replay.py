@@ -472,8 +472,27 @@ class Scales(gym.ObservationWrapper):
         return observation * np.array([0.25, 0.5, 1.0])[:, None]
 
 
-@pytest.mark.parametrize("around", [None, TimeLimit, Skips, Reverses, Scales])
-@pytest.mark.parametrize("first_only", [False, True])
+class Darkens(gym.ObservationWrapper):
+    """Shows the oldest frame alone in another scale."""
+
+    def observation(self, observation):
+        return observation * np.array([0.25, 1.0, 1.0])[:, None]
+
+
+class StepsInReset(gym.Wrapper):
+    """Begins each episode with a step, as a FireReset does."""
+
+    def reset(self, **arguments):
+        self.env.reset(**arguments)
+        observation, *_, info = self.env.step(4)
+        return observation, info
+
+
+@pytest.mark.parametrize(
+    "around, first_only",
+    [(None, False), (TimeLimit, False), (TimeLimit, True)]
+    + [(wrapper, False) for wrapper in (Skips, Reverses, Scales, Darkens, StepsInReset)],
+)
 def test_stacks_below_other_wrappers(around, first_only):
     """Observations are put together as the caller has seen them, or their steps are refused."""
 
@@ -490,14 +509,15 @@ def test_stacks_below_other_wrappers(around, first_only):
     fns = [partial(make, index) for index in range(2)]
     with ShmVectorEnv(fns, num_workers=1, autoreset_mode="SameStep") as envs:
         replay = Replay(envs, 200, seed=0)
-        observations, _ = envs.reset(seed=0)
-        seen = [[], []]
-        last = observations.copy()
         if first_only or around not in (None, TimeLimit):
             with pytest.raises(ValueError, match="with frame_stack=1"):
+                envs.reset(seed=0)
                 for _ in range(4):
                     envs.step([4, 5])
             return
+        observations, _ = envs.reset(seed=0)
+        seen = [[], []]
+        last = observations.copy()
         for _ in range(30):
             observations, _, terminations, truncations, infos = envs.step([4, 5])
             for env in range(2):

@@ -192,7 +192,7 @@ class Replay:
         self._alpha = prioritized
         check_arrays(exchange.layout, "a replay")
         space = exchange.layout.observation_space
-        self.frame_stack, self._zeros = _stack(exchange, space, frame_stack, padding)
+        self.frame_stack, zeros = _stack(exchange, space, frame_stack, padding)
         newest = self.frame_stack > 1 and _is_stacked(space, self.frame_stack)
         depth = -(-checked_count("capacity", capacity) // exchange.num_envs)
         least = max(_LEAST_DEPTH, 2 * (self.n_step + self.frame_stack))
@@ -201,7 +201,7 @@ class Replay:
                 f"capacity must be at least {least * exchange.num_envs:,}, {least} for each of "
                 f"{exchange.num_envs} envs, got {capacity:,}"
             )
-        self._begin(exchange, LogLayout.of(exchange.layout, depth, newest), on_disk, seed)
+        self._begin(exchange, LogLayout.of(exchange.layout, depth, newest, zeros), on_disk, seed)
 
     # ---- making it ---------------------------------------------------------------------------
 
@@ -243,14 +243,13 @@ class Replay:
                     n_step=self.n_step,
                     discount=self.discount,
                     stack=self.frame_stack,
-                    zeros=self._zeros,
                     prioritized=self._alpha is not None,
                     threads=min(_THREADS_MOST, max(1, usable_cores() // 4)),
                     spare=min(_SPARE_MOST, layout.depth // 8),
                 )
                 if self._folder is not None:
                     _write_about(self._folder, self._about())
-                parts = layout.nbytes, layout.depth, int(layout.newest)
+                parts = layout.nbytes, layout.depth, int(layout.newest), int(layout.zeros)
                 exchange.share("replay", parts, descriptor)
                 exchange.record(self._log)
             except BaseException:
@@ -501,7 +500,9 @@ class Replay:
         if missing := _KEYS - about.keys():
             raise ValueError(f"{folder / _ABOUT} is damaged: it lacks {sorted(missing)}")
         exchange = _exchange_of(envs)
-        layout = LogLayout.of(exchange.layout, about["depth"], about["newest"])
+        layout = LogLayout.of(
+            exchange.layout, about["depth"], about["newest"], about["zeros"]
+        )
         if about["arrays"] != _described(layout):
             raise ValueError(
                 f"{folder} holds a replay of {about['num_envs']} envs with other observations or "
@@ -509,7 +510,7 @@ class Replay:
             )
         self = cls.__new__(cls)
         self.n_step, self.discount = about["n_step"], about["discount"]
-        self.frame_stack, self._zeros = about["frame_stack"], about["zeros"]
+        self.frame_stack = about["frame_stack"]
         self._alpha = about["prioritized"]
         priorities = None
         if self._alpha is not None and (folder / _PRIORITIES).exists():
@@ -559,7 +560,7 @@ class Replay:
             "depth": self._layout.depth,
             "newest": self._layout.newest,
             "frame_stack": self.frame_stack,
-            "zeros": self._zeros,
+            "zeros": self._layout.zeros,
             "n_step": self.n_step,
             "discount": self.discount,
             "prioritized": self._alpha,

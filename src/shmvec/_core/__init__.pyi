@@ -1063,6 +1063,7 @@ class ReplayLog:
         arrays: tuple[Any, Any],
         codecs: tuple[Codec, Codec],
         newest: bool,
+        zeros: bool,
     ) -> None:
         """Takes what `LogLayout.arrays` has placed.
 
@@ -1075,6 +1076,7 @@ class ReplayLog:
             arrays: Of observations and of actions, nested as their spaces are.
             codecs: Of the same.
             newest: Whether of an observation, a stack of frames, the last frame is kept.
+            zeros: Whether zeros precede an episode in a stack, not its first frame.
         """
 
 class Sampler(ReplayLog):
@@ -1097,7 +1099,6 @@ class Sampler(ReplayLog):
         n_step: int,
         discount: float,
         stack: int,
-        zeros: bool,
         prioritized: bool,
         threads: int,
         spare: int,

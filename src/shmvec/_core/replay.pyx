@@ -65,7 +65,7 @@ cdef int ROUNDS_MOST = 1000       # draws without a transition, after which ther
 cdef class ReplayLog:
     """The records of all envs, in memory that the parent and the workers have."""
 
-    def __init__(self, memory, counts, interrupted, kinds, rewards, arrays, codecs, newest):
+    def __init__(self, memory, counts, interrupted, kinds, rewards, arrays, codecs, newest, zeros):
         self.whole = memory
         self.counts, self.written = counts
         self.committed = self.counts
@@ -76,9 +76,11 @@ cdef class ReplayLog:
         self.observations, self.actions = codecs
         self.num_envs = len(interrupted)
         self.depth = len(kinds) // self.num_envs
-        self.newest = newest
+        self.newest, self.zeros = newest, zeros
         if newest:
-            self.floats = arrays[0].dtype.kind in "fc"
+            self.frames = arrays[0]
+            self.frame_nbytes = self.frames.nbytes // len(self.frames)
+            self.floats = self.frames.dtype.kind in "fc"
 
     @cython.final
     cdef Py_ssize_t row(self, Py_ssize_t env, int64_t position) noexcept nogil:
@@ -100,34 +102,63 @@ cdef class ReplayLog:
 
     cdef int put(self, Py_ssize_t env, Py_ssize_t ahead, object observation, int kind) except -1:
         """Writes the observation and the kind of a record that is published later."""
-        cdef Py_ssize_t row = self.row(env, self.written[env] + ahead)
+        cdef int64_t position = self.written[env] + ahead
+        cdef Py_ssize_t row = self.row(env, position)
         if self.newest:
             observation = np.asarray(observation)
-            if kind & (STEP | BROKEN) == STEP:
-                self.check_stack(env, observation)
+            self.check_stack(env, position, kind, observation)
             observation = observation[len(observation) - 1]
         self.observations.write(row, observation)
         self.kinds[row] = kind
         return 0
 
-    cdef int check_stack(self, Py_ssize_t env, object observation) except -1:
-        """Raises ValueError unless the frame before the last one is the one that was stored last."""
-        cdef Py_ssize_t row = self.row(env, self.written[env] - 1)
-        cdef Py_ssize_t index = len(observation) - 2
-        stored = self.arrays[0][row]
-        cdef Py_ssize_t nbytes = stored.nbytes
-        if (observation.dtype is stored.dtype and observation.flags.c_contiguous
-                and observation.nbytes == nbytes * (index + 2)
-                and memcmp(<char *>data_of(observation) + index * nbytes, data_of(stored),
-                           nbytes) == 0):
-            return 0
-        before = observation[index]
-        if not np.array_equal(before.astype(stored.dtype, copy=False), stored, self.floats):
+    cdef int check_stack(self, Py_ssize_t env, int64_t position, int kind,
+                         object observation) except -1:
+        """Raises ValueError unless `Sampler.fill_stack` would put this stack together again.
+
+        Args:
+            env: The env.
+            position: That of the record whose observation it is, and which is not written yet.
+            kind: Of this record.
+            observation: The stack.
+        """
+        cdef object stack = np.ascontiguousarray(observation, self.frames.dtype)
+        cdef Py_ssize_t index = len(stack) - 1
+        cdef char *frame = <char *>data_of(stack) + index * self.frame_nbytes
+        cdef char *expected = frame
+        cdef Py_ssize_t row
+        cdef bint same = stack.nbytes == len(stack) * self.frame_nbytes
+        while same and index > 0 and not kind & BROKEN:  # what precedes that is not known
+            index -= 1
+            frame -= self.frame_nbytes
+            if not kind & START:
+                position -= 1
+                row = self.row(env, position)
+                kind = self.kinds[row]
+                expected = <char *>data_of(self.frames) + row * self.frame_nbytes
+            elif self.zeros:
+                expected = NULL
+            same = self.is_frame(stack[index], frame, expected)
+        if not same:
+            padding = "zeros" if self.zeros else "its first frame"
             raise ValueError(
                 "the replay cannot put this observation together again: it is no stack of the "
-                "frames before, which a wrapper above the stack may have changed. Make the replay "
-                "with frame_stack=1")
+                f"episode's frames with {padding} before them. A wrapper above the stack may have "
+                "changed it, or stepped in reset(): put that below the stack. Or make the replay "
+                "with another padding=, or with frame_stack=1")
         return 0
+
+    cdef bint is_frame(self, object frame, char *data, char *expected) except -1:
+        """Whether a frame, whose elements are at `data`, equals another; NULL: zeros."""
+        cdef Py_ssize_t nbytes = self.frame_nbytes
+        if expected is NULL:
+            return not frame.any()
+        if memcmp(data, expected, nbytes) == 0:
+            return True
+        if not self.floats:
+            return False
+        other = np.frombuffer(expected[:nbytes], frame.dtype).reshape(frame.shape)
+        return np.array_equal(frame, other, equal_nan=True)
 
     cdef int put_start(self, Py_ssize_t env, Py_ssize_t ahead, object observation) except -1:
         return self.put(env, ahead, observation, START)
@@ -183,7 +214,6 @@ cdef class Sampler(ReplayLog):
     cdef Py_ssize_t n_step
     cdef double[::1] discounts        # the powers of the discount, up to n_step
     cdef Py_ssize_t stack             # frames of an observation; 1: it is no stack
-    cdef bint zeros                   # what precedes an episode in a stack is zeros
     cdef double[::1] tree             # sums of priorities, a binary heap; None: no priorities
     cdef Py_ssize_t leaves            # where the rows' priorities begin in it
     cdef readonly double largest      # the priority of new transitions
@@ -214,8 +244,8 @@ cdef class Sampler(ReplayLog):
         sv_parallel_free(self.threads)
         PyMem_Free(self.parts)
 
-    def prepare(self, observations, actions, reserve, *, n_step, discount, stack, zeros,
-                prioritized, threads, spare):
+    def prepare(self, observations, actions, reserve, *, n_step, discount, stack, prioritized,
+                threads, spare):
         """Prepares for sampling.
 
         Args:
@@ -225,7 +255,6 @@ cdef class Sampler(ReplayLog):
             n_step: Steps whose rewards are summed, at most.
             discount: The factor of a reward that comes a step later.
             stack: Frames of an observation.
-            zeros: Whether a stack is filled with zeros, not with an episode's first frame.
             prioritized: Whether transitions have priorities.
             threads: Number of threads beside the caller.
             spare: Records of each env that are not drawn, besides those of a request.
@@ -234,7 +263,7 @@ cdef class Sampler(ReplayLog):
         self.reserve = reserve
         self.n_step = n_step
         self.discounts = discount ** np.arange(n_step + 1, dtype=np.float64)
-        self.stack, self.zeros, self.spare = stack, zeros, spare
+        self.stack, self.spare = stack, spare
         self.oldest = np.zeros(self.num_envs, np.int64)
         self.ends = np.zeros(self.num_envs, np.int64)
         self.largest = 1.0

@@ -40,6 +40,7 @@ class LogLayout:
         num_envs: Number of envs.
         depth: Number of records kept of each env.
         newest: Whether of an observation, which is a stack of frames, the last frame is kept.
+        zeros: Whether zeros precede an episode in a stack, not its first frame.
     """
 
     observation_space: gym.Space[Any]
@@ -47,13 +48,13 @@ class LogLayout:
     num_envs: int
     depth: int
     newest: bool
+    zeros: bool
 
     @classmethod
-    def of(cls, layout: Layout, depth: int, newest: int) -> LogLayout:
+    def of(cls, layout: Layout, depth: int, newest: int, zeros: int) -> LogLayout:
         """The layout for the envs of a segment's."""
-        return cls(
-            layout.observation_space, layout.action_space, layout.num_envs, depth, bool(newest)
-        )
+        spaces_of_one = layout.observation_space, layout.action_space
+        return cls(*spaces_of_one, layout.num_envs, depth, bool(newest), bool(zeros))
 
     @cached_property
     def nbytes(self) -> int:
@@ -111,6 +112,7 @@ class LogLayout:
             (observations, actions),
             (_codec(self.observation_space, observations), _codec(self.action_space, actions)),
             self.newest,
+            self.zeros,
         )
 
 
