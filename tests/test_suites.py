@@ -1,6 +1,7 @@
 """Suites: many tasks, each as it would be alone, whatever fails, however often it is resumed."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -346,17 +347,23 @@ def test_a_damaged_record_is_refused_and_nothing_else(tmp_path):
 
 
 def test_two_at_once_do_not_share_a_record(tmp_path):
+    """Whoever is forked meanwhile, and lives on, keeps no later one away."""
     file = tmp_path / "run.jsonl"
-    refused = []
+    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,))
 
     def policy(observations, env_ids):
-        if not refused:
+        if fork.pid is None:
             with pytest.raises(BlockingIOError, match="another evaluation is writing"):
                 evaluate({"a": Walk}, act, 3, seeds=1, record=file)
-            refused.append(True)
+            fork.start()
         return act(observations, env_ids)
 
-    assert evaluate({"a": Walk}, policy, 3, seeds=1, record=file).complete
+    try:
+        assert evaluate({"a": Walk}, policy, 3, seeds=1, record=file).complete
+        assert len(evaluate({"a": Walk}, policy, 5, seeds=1, record=file)["a"].returns) == 5
+    finally:
+        fork.kill()
+        fork.join()
 
 
 KILLED = """

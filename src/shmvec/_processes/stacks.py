@@ -240,7 +240,8 @@ def _alone(memory: FileIO, deadline: float) -> Iterator[None]:
         memory.truncate(0)
         yield
     finally:
-        memory.truncate(0)  # closing the descriptor releases the lock
+        memory.truncate(0)
+        fcntl.flock(memory, fcntl.LOCK_UN)  # a fork meanwhile has a copy of the descriptor
 
 
 def _answer(process: int, offer: Offer, memory: FileIO, deadline: float) -> bytes:

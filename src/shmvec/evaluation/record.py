@@ -50,7 +50,7 @@ class Record:
             lines, whole = read_lines(self.path)
             self._file.truncate(whole)
         except BaseException:
-            self._file.close()
+            self._unlock()
             raise
         self.head: dict[str, Any] = lines[0] if lines else {}
         self.tasks: dict[str, dict[str, Any]] = {}
@@ -140,8 +140,14 @@ class Record:
 
     def close(self) -> None:
         """Closes the file, once it is on the disk."""
-        with contextlib.suppress(OSError), self._file:
+        with contextlib.suppress(OSError):
             self._sync()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        # Closing alone would leave the lock to a fork of this process, such as a DataLoader's.
+        with contextlib.suppress(OSError), self._file:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
 # What a line has of an episode, besides what identifies it.
