@@ -7,7 +7,7 @@ import time
 import pytest
 from envs import Counter
 from scripts import running, session_of, succeeds
-from tables import crossed
+from tables import crossed, deep
 
 from shmvec import EnvTimeoutError, ShmVectorEnv
 
@@ -111,23 +111,51 @@ def test_a_stopped_fork_server_goes_on_when_it_is_needed(then):
     )
 
 
-def test_an_interrupt_of_a_fork_server_is_none():
-    """What ends a program often sends it to all of its processes."""
+@pytest.mark.parametrize("context", ["fork", "forkserver", *deep("spawn")])
+def test_a_signal_to_all_processes_of_a_program_is_the_programs_alone(context):
+    """A job scheduler's "save your work", or Ctrl-C; an env's own handler is the env's."""
     with running(
-        SERVED,
+        f"""
+        import signal, socket
+        from envs import Counter
+        from processes import parent_of
+        from shmvec import ShmVectorEnv
+
+        def said(whose):
+            return lambda number, frame: print(whose, signal.Signals(number).name, flush=True)
+
+        class Asks(Counter):
+            def reset(self, *, seed=None, options=None):
+                signal.signal(signal.SIGUSR2, said("env"))
+                return super().reset(seed=seed)
+
+        numbers = signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGXCPU
+        for number in numbers:
+            signal.signal(number, said("program"))
+        woken, wakes = socket.socketpair()
+        for end in (woken, wakes):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wakes.fileno())
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        envs = ShmVectorEnv(
+            [lambda: Counter(99), lambda: Asks(99)], num_workers=2, context={context!r}
+        )
+        envs.reset(seed=0)
+        processes = list(envs.processes)
+        server = parent_of(processes[0].pid)
+        for number in numbers[: 5 if {context!r} == "fork" else 4]:
+            for pid in {{server, os.getpid(), *(process.pid for process in processes)}}:
+                os.kill(pid, number)
+            assert envs.step([1, 1])[1].any()
+        assert len(woken.recv(100)) == len(numbers[: 5 if {context!r} == "fork" else 4])
+        envs.close(terminate=True)
+        assert [process.exitcode for process in processes] == [-signal.SIGTERM] * 2
         """
-        envs = made("raise")
-        server = parent_of(envs.processes[1].pid)
-        for pid in (server, *pids(envs)):
-            os.kill(pid, signal.SIGINT)
-        count(envs, [1, 1])
-        envs.close()
-        envs = made("raise")
-        assert parent_of(envs.processes[1].pid) == server
-        envs.close()
-        """,
     ) as script:
-        assert script.wait(DEADLINE_S) == 0
+        assert script.wait(DEADLINE_S) == 0, script.communicate()
+        names = ["SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU"][: 4 + (context == "fork")]
+        expected = [f"program {name}" for name in names] + ["env SIGUSR2"]
+        assert sorted(script.stdout.read().splitlines()) == sorted(expected)
         assert script.stderr.read() == ""
 
 

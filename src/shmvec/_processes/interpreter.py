@@ -18,7 +18,14 @@ from pickle import loads
 from typing import Any
 
 from shmvec._core import Channel
-from shmvec._processes.worker import Orphaned, Parent, Task, run_worker, take_environ
+from shmvec._processes.worker import (
+    SCHEDULER_SIGNALS,
+    Orphaned,
+    Parent,
+    Task,
+    run_worker,
+    take_environ,
+)
 from shmvec._processes.worker_process import WorkerProcess
 
 __all__ = [
@@ -86,10 +93,13 @@ def start_interpreter(
     entries = [entry for entry in sys.path if isinstance(entry, str)]
     path = [entry or process.ORIGINAL_DIR or os.getcwd() for entry in entries]  # type: ignore[attr-defined]
     call = ", ".join(map(repr, arguments))
-    # A process group of its own keeps Ctrl-C away; the handler ignores a SIGINT that is sent to it.
+    # A process group of its own keeps Ctrl-C away; handlers ignore signals that a scheduler sends.
     code = (
-        f"import os, sys; os.setpgid(0, 0); sys.path[:] = {path!r}; "
-        "import signal; signal.signal(signal.SIGINT, lambda *_: None); del os, signal, sys; "
+        f"import os, signal, sys; os.setpgid(0, 0); sys.path[:] = {path!r}\n"
+        f"for number in {tuple(map(int, SCHEDULER_SIGNALS))}:\n"
+        "    if signal.getsignal(number) != signal.SIG_IGN:\n"
+        "        signal.signal(number, lambda *_: None)\n"
+        "del number, os, signal, sys\n"
         f"import {function.__module__} as it; it.{function.__name__}({call})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]

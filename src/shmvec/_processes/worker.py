@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmvec._core import Channel, MappedMemory, Segment, pickle_value, start_watchdog, watch_forks
+from shmvec._core import (
+    Channel,
+    MappedMemory,
+    Segment,
+    is_unhandled,
+    pickle_value,
+    start_watchdog,
+    watch_forks,
+)
 from shmvec._hints import naming_limits
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._pickling import loads_in_main
@@ -37,11 +45,23 @@ from shmvec._processes.preloading import Imports
 from shmvec._processes.stacks import offer_stacks
 from shmvec.faults import Failure
 
-__all__ = ["Orphaned", "Parent", "Task", "run_forked", "run_worker", "take_environ"]
+__all__ = [
+    "SCHEDULER_SIGNALS",
+    "Orphaned",
+    "Parent",
+    "Task",
+    "run_forked",
+    "run_worker",
+    "take_environ",
+]
 
 _SLICE_MS = 50
 _WATCHDOG_MS = 5_000  # longer than the watchdog takes to end this process
 _RING = (1).to_bytes(8, "little")  # what an eventfd takes
+SCHEDULER_SIGNALS = signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
+_PARENT_SIGNALS = signal.SIGTERM, signal.SIGUSR1  # what the parent sends to a worker
+# No other process causes these: an env that sets a timer may rely on the program's handler.
+_TIMER_SIGNALS = signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF
 _PATIENCE_S = 1.0  # for processes that envs have left behind to obey SIGTERM
 
 
@@ -223,17 +243,12 @@ def run_worker(task: Task, parent: Parent) -> None:
 
 
 def _run(task: Task, parent: Parent) -> None:
+    _leave_signals_to_program()
     lead_family(task.mark)
     parent.watch(task.mark)
     # A process group of its own keeps Ctrl-C, Ctrl-Z and the like away: they are for the parent,
     # which decides what happens to a worker and to the processes that its envs start.
     os.setpgid(0, 0)
-    # A handler, because programs that an env executes would inherit SIG_IGN.
-    signal.signal(signal.SIGINT, lambda number, frame: None)
-    # A handler of the program (it saves its work, say) must not run in workers.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # In its own group it runs in the background, where an env that sets the terminal is stopped.
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     if task.forked:
         gc.freeze()  # collections must not write to, and so copy, the parent's pages
     watch_forks()
@@ -254,6 +269,25 @@ def _run(task: Task, parent: Parent) -> None:
         parent.send(0, parent.pack(failures), goodbye=True)
         finish_output()
     parent.close()
+
+
+def _leave_signals_to_program() -> None:
+    """Has this process, a worker, act on no signal that its program is sent, except SIGTERM.
+
+    A program's handler (it saves its work, say) must not run in a fork of the program, and a job
+    scheduler sends its signals to every process of a job.
+    """
+    signal.set_wakeup_fd(-1)  # what is written to it runs handlers in the program's event loop
+    inherited = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
+    fatal = set(filter(is_unhandled, SCHEDULER_SIGNALS))
+    for number in (inherited | fatal) - {signal.SIGTERM, *_TIMER_SIGNALS}:
+        # A handler, because programs that an env executes would inherit SIG_IGN.
+        signal.signal(number, lambda number, frame: None)
+        signal.siginterrupt(number, False)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # In its own group it runs in the background, where an env that sets the terminal is stopped.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENT_SIGNALS)
 
 
 def take_environ(changes: Mapping[str, str | None]) -> None:
