@@ -390,6 +390,59 @@ def test_a_policy_gets_by_name_what_it_names(suite):
     assert len((found["a"] if suite else found).returns) == 3
 
 
+class Resets(Decorated):
+    def reset(self):
+        raise AssertionError("it does not take envs")
+
+
+class ByName(Sampling):
+    """Its reset needs all that suites give by name; once it is one of several arguments."""
+
+    def reset(self, env_ids, seeds, task):
+        assert [each.name for each in task] == ["a"] * len(env_ids)
+        super().reset(env_ids, seeds)
+
+    def __call__(self, observations, env_ids, task):
+        assert len(task) == len(env_ids)
+        return super().__call__(observations, env_ids)
+
+
+def test_a_policy_may_need_all_that_it_gets_by_name():
+    expected = evaluate(Walk, Sampling(), 3, seeds=1)
+    found = evaluate({"a": Walk}, ByName(), 3, seeds=1)["a"]
+    assert found.returns.tolist() == expected.returns.tolist()
+
+
+class Model:
+    """Has a ``predict`` as Stable-Baselines3's models."""
+
+    def __init__(self, state=None):
+        self.state = state
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        assert deterministic and state is None and episode_start is None
+        return act(observation, None), self.state
+
+
+def test_a_model_with_predict():
+    expected = evaluate(Walk, act, 3, seeds=1).returns.tolist()
+    bare = types.SimpleNamespace(predict=lambda observations: act(observations, None))
+    for model in (Model(), bare):
+        assert evaluate(Walk, model, 3, seeds=1, batch="fixed").returns.tolist() == expected
+    assert evaluate({"a": Walk}, Model(), 3, seeds=1)["a"].returns.tolist() == expected
+    with pytest.raises(TypeError, match="evaluate_sb3"):
+        evaluate(Walk, Model(state=(np.zeros((1, 2, 3)),)), 3)
+
+
+def test_there_are_as_many_episodes_as_seeds_or_options():
+    assert evaluate(Walk, act, seeds=[5, 6]).seeds.tolist() == [5, 6]
+    assert len(evaluate(Walk, act, seeds=3, options=[None, {"more": 3}, None])) == 3
+    assert len(evaluate({"a": Walk}, act, seeds=np.arange(2))["a"]) == 2
+    assert len(evaluate(Walk, act, seeds=5)) == 100
+    with pytest.raises(ValueError, match="options has 3 options, for 2 episodes"):
+        evaluate(Walk, act, seeds=[5, 6], options=[None] * 3)
+
+
 class InPlaces(Decorated):
     def reset(self, seeds):
         assert isinstance(seeds, np.ndarray)  # the envs, whatever it calls them
@@ -643,6 +696,11 @@ def test_an_env_that_is_slower_than_the_time_limit():
         ({"time_limit": 0}, ValueError, "^time_limit must be positive"),
         ({"hard_time_limit": 0}, ValueError, "hard_time_limit must be positive"),
         ({"policy": 3}, TypeError, "policy must be callable"),
+        ({"policy": Sampling}, TypeError, "policy is the class Sampling: give an object of it"),
+        ({"policy": lambda a, b, c: a}, TypeError, r"takes \(a, b, c\)$"),
+        ({"policy": ByName()}, TypeError, r"takes \(observations, env_ids, task\)$"),
+        ({"policy": Resets()}, TypeError, r"reset\(env_ids\), and seeds by name; it takes \(\)"),
+        ({"envs": [Walk] * 2, "retries": 1}, TypeError, "not a list of 2: give it, and max_envs=2"),
         ({"envs": [Walk] * 3, "num_envs": 2}, ValueError, "there are 3 env_fns"),
         ({"envs": "No-v0"}, gym.error.Error, "No"),
         ({"autoreset_mode": "SameStep"}, ValueError, "autoreset_mode=AutoresetMode.DISABLED"),
@@ -862,13 +920,46 @@ class Idle:
     pass
 
 
+class Needy(Policy):
+    def __init__(self, path):
+        pass
+
+
+class Resets(Policy):
+    def reset(self):
+        pass
+
+
+class Model:
+    def predict(self, observations):
+        return lean(observations, None), None
+
+
+model = Model()
+
+
+def wrong(observations, env_ids):
+    return np.zeros(len(observations) + 1, int)
+
+
+def alone(observations):
+    return np.zeros(len(observations), int)
+
+
+def lost(observations, env_ids):
+    raise ValueError("no idea")
+
+
 NUMBER = 3
 """
 
 
 @pytest.mark.parametrize(
     "env, policy",
-    crossed(["CartPole-v1", "script.py:make_env", "script:make_env"], ["lean", "Policy"]),
+    crossed(
+        ["CartPole-v1", "script.py:make_env", "script:make_env"],
+        ["lean", "Policy", "Model", "model"],
+    ),
 )
 def test_the_command(tmp_path, monkeypatch, capsys, env, policy):
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -900,12 +991,25 @@ def test_the_command(tmp_path, monkeypatch, capsys, env, policy):
         ("CartPole-v1 --policy script.py:lean --seed -1", "must be at least 0"),
         ("CartPole-v1 --policy script.py:lean --json .", "is a folder"),
         ("CartPole-v1 --policy script.py:Idle", "cannot be called"),
+        ("CartPole-v1 --policy script.py:Needy", "class script.py:Needy is called without"),
+        ("CartPole-v1 --policy script.py:Resets", "--policy script.py:Resets: a policy's reset"),
+        ("CartPole-v1 --policy script.py:alone", "--policy script.py:alone: policy must take two"),
+        ("CartPole-v1 --policy script.py:wrong", "they have shape (3,), and must have (2,)"),
     ],
 )
 def test_the_command_explains(tmp_path, monkeypatch, capsys, arguments, says):
     (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "script", raising=False)
     with pytest.raises(SystemExit) as ended:
-        shmvec.__main__.main(["evaluate", *arguments.split()])
+        shmvec.__main__.main(["evaluate", *arguments.split(), "--num-envs", "2"])
     assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_the_command_keeps_the_traceback_of_what_a_policy_raises(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "script", raising=False)
+    with pytest.raises(ValueError, match="no idea"):
+        shmvec.__main__.main("evaluate CartPole-v1 --policy script.py:lost --num-envs 1".split())

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -850,8 +851,9 @@ def test_progress(capsys):
         (name, number) for name in "ab" for number in range(3)
     ]
     pytest.importorskip("tqdm")
-    evaluate({"a": Walk, "b": Walk}, act, 3, seeds=1, progress=True)
-    assert "6/6" in capsys.readouterr().err
+    evaluate({"a": Walk, "b": Walk}, act, 3, seeds=1, max_envs=1, progress=True)
+    bars = re.findall("6/6 .*", capsys.readouterr().err)
+    assert bars and all(bar.count("<") == 1 and "more" not in bar for bar in bars)
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -900,6 +902,8 @@ def test_a_suite_from_a_file_is_resumed_and_compared(tmp_path, command):
     assert found["task"] == ["a", "a", "b", "b"] and found["return"] == [3.0, 3.0, 5.0, 5.0]
     status, out, err = command(suite, "--record run.jsonl --progress --episodes 4")
     assert status == 0 and err.splitlines()[-1].startswith("8 of 8 episodes, mean return 4.00")
+    listed = suite.replace("episodes = 2\nseeds = 1\n", "seeds = [1, 2]\n")
+    assert command(listed, "--record run.jsonl")[1].startswith("2 tasks, 4 episodes of 4, ")
     status, out, _ = command(suite, "--compare run.jsonl")
     assert status == 0 and "| all tasks | 4 | 4.000 | 4.000 | +0.000 |" in out
     status, out, err = command(suite, "--compare run.jsonl --seeds 90 --json other.json")

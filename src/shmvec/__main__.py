@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -24,14 +25,15 @@ from typing import Any
 import gymnasium as gym
 
 from shmvec import __version__
-from shmvec._arguments import checked_count
 from shmvec._commands import bench, check, doctor, measuring, stacks, top, tune
 from shmvec._commands.machine import Machine, Prices
 from shmvec._commands.measuring import described
-from shmvec._hints import refuse_unknown
-from shmvec._named import find_env, find_function
+from shmvec._hints import refuse_unknown, takes
+from shmvec._named import find_env, find_policy
 from shmvec._options import OPTIONS
+from shmvec._policy import as_policy, check_policy
 from shmvec.evaluation import Episode, SuiteEvaluation, Task, evaluate
+from shmvec.evaluation.call import num_episodes
 from shmvec.evaluation.memory import parsed_bytes
 from shmvec.evaluation.record import RecordError, read_lines, recorded_episodes
 from shmvec.evaluation.tasks import is_suite, read_suite, tasks_of
@@ -185,13 +187,13 @@ def _parser() -> argparse.ArgumentParser:
         "--policy",
         required=True,
         metavar="MODULE:FUNCTION",
-        help="policy(observations, env_ids), which returns actions: module:function or "
-        "path/file.py:function; a class is called without arguments first",
+        help="policy(observations, env_ids), which returns actions, or a model with predict: "
+        "module:function or path/file.py:function; a class is called without arguments first",
     )
     command.add_argument(
         "--episodes",
         type=_positive(int),
-        help="episodes of each task (default: the file's, or 100)",
+        help="episodes of each task (default: the file's, as many as its seeds, or 100)",
     )
     command.add_argument("--num-envs", type=_positive(int), metavar="N", help="envs at a time")
     command.add_argument("--num-workers", type=_positive(int), metavar="W", help="worker processes")
@@ -520,15 +522,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    try:
-        policy = find_function(options.policy)
-    except ValueError as error:
-        raise argparse.ArgumentError(None, str(error)) from error
-    if isinstance(policy, type):  # a policy with a state
-        policy = policy()
-    if not callable(policy):
-        message = f"--policy: what {options.policy} makes cannot be called"
-        raise argparse.ArgumentError(None, message)
+    policy = _policy(options.policy)
     given = {
         name: value
         for name, value in vars(options).items()
@@ -541,7 +535,8 @@ def _evaluate(options: argparse.Namespace) -> int:
             envs, arguments = read_suite(Path(envs))
             refuse_unknown(options.env, arguments, _IN_FILES)
             given = {**arguments, **given}
-        episodes = checked_count("episodes", given.pop("episodes", 100))
+        numbers = given.pop("episodes", None), given.get("seeds"), given.get("options")
+        episodes = num_episodes(*numbers)
         if before is not None and given.get("seeds") is None:
             raise ValueError("--compare compares episodes of equal seeds: give --seeds")
         if options.kwargs and is_suite(envs):
@@ -571,6 +566,10 @@ def _evaluate(options: argparse.Namespace) -> int:
         )
     except (RecordError, BlockingIOError) as error:
         raise argparse.ArgumentError(None, str(error)) from error
+    except (TypeError, ValueError) as error:
+        if not _is_of_policies(error):
+            raise
+        raise argparse.ArgumentError(None, f"--policy {options.policy}: {error}") from error
     finally:
         say.done()
     print(result)
@@ -582,6 +581,28 @@ def _evaluate(options: argparse.Namespace) -> int:
             print(f"shmvec: {error}", file=sys.stderr)
             return 1
     return 0 if result.complete else 1
+
+
+def _policy(name: str) -> Any:
+    """The policy of this name; a class is called."""
+    try:
+        policy = find_policy(name)
+    except ValueError as error:
+        raise argparse.ArgumentError(None, str(error)) from error
+    if isinstance(policy, type):  # a policy with a state
+        if not takes(policy):
+            message = f"--policy: the class {name} is called without arguments, and needs some"
+            raise argparse.ArgumentError(None, message)
+        policy = policy()
+    if not callable(as_policy(policy)):
+        raise argparse.ArgumentError(None, f"--policy: what {name} makes cannot be called")
+    return policy
+
+
+def _is_of_policies(error: Exception) -> bool:
+    """Whether an error says what is wrong with a policy, and is none from within it."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__") == check_policy.__module__
 
 
 def _recorded(record: Any, tasks: Collection[str], episodes: int) -> int:

@@ -181,16 +181,17 @@ def of_reset(index: int, env: Any, error: BaseException) -> str:
 
 
 def names(function: Callable[..., Any], parameter: str, *arguments: Any) -> bool:
-    """Whether a function names a parameter, and takes it beside these arguments.
+    """Whether a function names a parameter that is given by name, beside these arguments.
 
     ``**kwargs`` names none: a function that hands them on may hand them to one that takes none.
     """
     try:
-        found = inspect.signature(function).parameters.get(parameter)
+        bound = inspect.signature(function).bind_partial(*arguments)
     except (TypeError, ValueError):
         return False
-    named = found is not None and found.kind is not found.VAR_KEYWORD
-    return named and takes(function, *arguments, **{parameter: None})
+    found = bound.signature.parameters.get(parameter)
+    by_name = found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
+    return by_name and parameter not in bound.arguments
 
 
 def takes(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:

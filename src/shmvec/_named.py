@@ -6,7 +6,6 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +17,7 @@ import gymnasium as gym
 from shmvec._hints import of_id, takes
 from shmvec._processes.host import EnvFn
 
-__all__ = ["find_env", "find_function"]
+__all__ = ["find_env", "find_policy"]
 
 _CODE = """{}
 import shmvec
@@ -70,8 +69,8 @@ def find_env(name: str, kwargs: dict[str, Any]) -> tuple[EnvFn, str]:
     return (lambda: gym.make(name, **kwargs)), code
 
 
-def find_function(name: str) -> Callable[..., Any]:
-    """Finds a function or another callable: "module:function" or "path/file.py:function".
+def find_policy(name: str) -> Any:
+    """Finds a policy or a class of policies: "module:function" or "path/file.py:function".
 
     Raises:
         ValueError: There is no such file, module or function.
@@ -79,10 +78,9 @@ def find_function(name: str) -> Callable[..., Any]:
     where, _, what = name.rpartition(":")
     if not where:
         raise ValueError(f"{name!r} names no function: module:function or path/file.py:function")
-    function = getattr(_module(where), what, None)
-    if not callable(function):
+    found = getattr(_module(where), what, None)
+    if not callable(found) and not callable(getattr(found, "predict", None)):
         raise ValueError(f"{where} has no function {what!r}")
-    found: Callable[..., Any] = function
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,7 +16,15 @@ from shmvec._hints import names, takes
 from shmvec.faults import RemoteTraceback, add_note
 from shmvec.spaces import mapped
 
-__all__ = ["PADDING", "InformedPolicy", "Policy", "PolicyCaller", "check_policy", "chosen"]
+__all__ = [
+    "PADDING",
+    "InformedPolicy",
+    "Policy",
+    "PolicyCaller",
+    "as_policy",
+    "check_policy",
+    "chosen",
+]
 
 Policy = Callable[[Any, npt.NDArray[np.int64]], Any]
 Rows = npt.NDArray[np.intp]
@@ -36,17 +44,66 @@ class Asked(Protocol):
         """Asks envs to step."""
 
 
-def check_policy(policy: Any, batch: str) -> None:
-    """Checks that a policy can be called, and that ``batch`` is "ready" or "fixed"."""
+def check_policy(
+    policy: Any, batch: str, of_calls: Collection[str] = (), of_resets: Collection[str] = ()
+) -> None:
+    """Checks a policy, its ``reset``, and that ``batch`` is "ready" or "fixed".
+
+    Args:
+        policy: The policy.
+        batch: The argument of this name.
+        of_calls: Names of what its calls get besides observations and envs, if they name it.
+        of_resets: Names of what calls of its ``reset`` get besides envs, if they name it.
+    """
     if batch not in ("ready", "fixed"):
         raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
     if not callable(policy):
         raise TypeError(f"policy must be callable, policy(observations, env_ids), got {policy!r}")
-    if not takes(policy, None, None):
+    if isinstance(policy, type):
+        raise TypeError(f"policy is the class {policy.__name__}: give an object of it")
+    named = {name: None for name in of_calls if names(policy, name, None, None)}
+    if not takes(policy, None, None, **named):
+        hint = ": give lambda observations, env_ids: policy(observations)"
         raise TypeError(
             "policy must take two arguments, policy(observations, env_ids), and takes "
-            f"{inspect.signature(policy)}: give lambda observations, env_ids: policy(observations)"
+            f"{inspect.signature(policy)}{hint if takes(policy, None) else ''}"
         )
+    reset = getattr(policy, "reset", None)
+    if callable(reset):
+        named = {name: None for name in of_resets if names(reset, name, None)}
+        if not takes(reset, None, **named):
+            raise TypeError(
+                "a policy's reset gets the envs in which episodes begin, reset(env_ids), and "
+                f"{' and '.join(of_resets) or 'nothing'} by name; it takes "
+                f"{inspect.signature(reset)}"
+            )
+
+
+def as_policy(policy: Any) -> Any:
+    """A policy; a model with ``predict``, as Stable-Baselines3's, is made one."""
+    if callable(policy) or not callable(getattr(policy, "predict", None)):
+        return policy
+    return _Predicting(policy.predict)
+
+
+class _Predicting:
+    """The ``predict`` of a model that has no state as a policy, which samples no actions."""
+
+    def __init__(self, predict: Callable[..., Any]) -> None:
+        self._predict = predict
+        self._named = {"deterministic": True} if names(predict, "deterministic", None) else {}
+
+    def __call__(self, observations: Any, env_ids: Any) -> Any:
+        answer = self._predict(observations, **self._named)
+        if not isinstance(answer, tuple):
+            return answer
+        actions, state = answer
+        if state is not None:
+            raise TypeError(
+                "predict has returned a state, which a policy keeps for each env: give what does "
+                "so, as Model of examples/evaluate_sb3.py"
+            )
+        return actions
 
 
 class InformedPolicy:

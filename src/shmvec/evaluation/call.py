@@ -19,7 +19,7 @@ from shmvec._arguments import checked_count, checked_int, checked_seconds
 from shmvec._cores import usable_cores
 from shmvec._hints import refuse_unknown
 from shmvec._options import OPTIONS, AtMost, with_faults
-from shmvec._policy import Policy, check_policy
+from shmvec._policy import Policy, as_policy, check_policy
 from shmvec.evaluation.episodes import EPISODE, Episode, EpisodePlayer, drawn_seeds, recorded
 from shmvec.evaluation.progress import reporter
 from shmvec.evaluation.results import SUCCESS, Evaluation, evaluation_of
@@ -30,29 +30,32 @@ from shmvec.exchange import Autoreset, AutoresetMode
 from shmvec.faults import FaultPolicy, RemoteTraceback, add_note
 from shmvec.vector_env import ShmVectorEnv
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "num_episodes"]
 
 Envs: TypeAlias = (
     "str | EnvSpec | Task | Callable[[], gym.Env[Any, Any]] | "
     "Sequence[Callable[[], gym.Env[Any, Any]]] | ShmVectorEnv"
 )
 
+_EPISODES = 100
 _CLOSE_S = 5.0  # for envs to close that may be in the middle of a step
 
 
 # A text is an id here, of one env: that it may be a pattern for several no type says.
 @overload
-def evaluate(envs: Envs, policy: Any, episodes: int = ..., **options: Any) -> Evaluation: ...
+def evaluate(envs: Envs, policy: Any, episodes: int | None = ..., **options: Any) -> Evaluation: ...
 
 
 @overload
-def evaluate(envs: Suite, policy: Any, episodes: int = ..., **options: Any) -> SuiteEvaluation: ...
+def evaluate(
+    envs: Suite, policy: Any, episodes: int | None = ..., **options: Any
+) -> SuiteEvaluation: ...
 
 
 def evaluate(
     envs: Envs | Suite,
     policy: Any,
-    episodes: int = 100,
+    episodes: int | None = None,
     *,
     num_envs: int | None = None,
     seeds: int | Sequence[int] | None = None,
@@ -105,9 +108,12 @@ def evaluate(
             has a method ``reset(env_ids)``, that is called before it is asked about the first
             observations of episodes in these envs. If ``reset`` takes ``seeds=``, it gets a number
             below 2**32 for each, which follows from the episode's seed: a policy that samples makes
-            ``default_rng(seed)`` of it for each env. If the policy takes ``task=``, it gets the
-            task of each row: a list of :class:`shmvec.Task`.
-        episodes: Number of episodes; of a suite, for each task.
+            ``default_rng(seed)`` of it for each env. Of a suite, if the policy takes ``task=``, it
+            gets the task of each row: a list of :class:`shmvec.Task`; so does its ``reset``. Or a
+            model with ``predict(observations)``, as Stable-Baselines3's, without a state;
+            ``deterministic=True`` is given to it, if it takes that.
+        episodes: Number of episodes; of a suite, for each task. None: as many as the lists
+            ``seeds`` or ``options`` have, else 100.
         num_envs: Number of envs, at most one for each episode. None: two for each core, or for each
             worker if ``num_workers`` is given.
         seeds: A number: episode ``i`` gets ``seeds + i``. A list: one for each episode. None: drawn
@@ -172,10 +178,11 @@ def evaluate(
         (147, [51, 35, 36, 25])
     """
     begin = time.monotonic()
+    policy = as_policy(policy)
     if isinstance(info_keys, str):
         raise TypeError(f"info_keys must be several, as [{info_keys!r}]")
     keys = dict.fromkeys(info_keys)  # here, so that an error is raised before any work
-    played = _episodes(checked_count("episodes", episodes), seeds, options)
+    played = _episodes(num_episodes(episodes, seeds, options), seeds, options)
     limits = {"time_limit": time_limit, "hard_time_limit": hard_time_limit}
     for name, limit in limits.items():
         checked_seconds(name, limit)
@@ -214,7 +221,7 @@ def evaluate(
             progress=progress,
             actor_options=(actor_options or {}) if cluster else None,
         )
-    check_policy(policy, batch)
+    check_policy(policy, batch, (), ("seeds",))
     if not cluster:
         refuse_unknown("evaluate", vector_options, _known_options())
     if cluster:
@@ -366,10 +373,25 @@ def _on_nodes(
     return _result(played, steps, keys, begin, success_key)
 
 
+def num_episodes(episodes: int | None, seeds: Any, options: Any) -> int:
+    """The number of episodes that these arguments of ``evaluate`` ask for."""
+    if episodes is not None:
+        return checked_count("episodes", episodes)
+    lists = [each for each in (seeds, options) if _is_list(each)]
+    return checked_count("episodes", len(lists[0])) if lists else _EPISODES
+
+
+def _is_list(values: Any) -> bool:
+    """Whether these are values for each episode."""
+    if isinstance(values, np.ndarray):
+        return values.ndim > 0
+    return isinstance(values, Sequence) and not isinstance(values, str)
+
+
 def _episodes(count: int, seeds: Any, options: Any) -> list[Episode]:
     if seeds is None:
         numbers = drawn_seeds(count)
-    elif isinstance(seeds, Sequence) or (isinstance(seeds, np.ndarray) and seeds.ndim):
+    elif _is_list(seeds):
         numbers = [_seed(seed) for seed in seeds]
         if len(numbers) != count:
             raise ValueError(f"seeds has {len(numbers)} seeds, for {count} episodes")

@@ -12,6 +12,8 @@ from shmvec.evaluation.episodes import Episode
 
 __all__ = ["reporter"]
 
+_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<"  # tqdm's own, up to the time that is left
+
 
 def reporter(
     progress: Any, count: int, done: int = 0, left: Callable[[], float] | None = None
@@ -36,8 +38,9 @@ def reporter(
 
             def show(episode: Episode) -> None:
                 seconds = float("nan") if left is None else left()
-                if not math.isnan(seconds):
-                    bar.set_postfix_str(f"about {seconds:.0f} s more", refresh=False)
+                if not math.isnan(seconds):  # the bar's own would be a second one
+                    rest = tqdm.format_interval(seconds)
+                    bar.bar_format = f"{_BAR}{rest}, {{rate_fmt}}]"
                 bar.update()
 
             return show, bar.close

@@ -17,7 +17,6 @@ from gymnasium.vector import VectorEnv
 
 from shmvec._arguments import checked_count, checked_int
 from shmvec._cores import usable_cores
-from shmvec._hints import names
 from shmvec._policy import check_policy
 from shmvec.evaluation.episodes import Episode, drawn_seeds, recorded
 from shmvec.evaluation.memory import Budget, Resident, gpu_bytes, parsed_bytes
@@ -79,8 +78,7 @@ class How:
             ValueError: An argument is out of range.
             TypeError: An argument is of a wrong type.
         """
-        by_task = callable(policy) and names(policy, "task", None, None)
-        check_policy(partial(policy, task=None) if by_task else policy, self.batch)
+        check_policy(policy, self.batch, ("task",), ("task", "seeds"))
         refused = [name for name in _REFUSED if self.vector_options.get(name) is not None]
         if refused:
             raise ValueError(
@@ -143,6 +141,12 @@ def evaluate_suite(
     begin = time.monotonic()
     if isinstance(envs, VectorEnv):
         raise ValueError("a suite, a record and memory= need what makes the envs, no vector env")
+    if isinstance(envs, Sequence) and not isinstance(envs, str) and not is_suite(envs):
+        raise TypeError(
+            "record=, retries=, max_envs=, memory=, gpu_memory= and batch_across_tasks= need one "
+            f"function that makes the env, and not a list of {len(envs)}: give it, and "
+            f"max_envs={len(envs)}"
+        )
     tasks = tasks_of(envs)
     if videos[0] is not None:
         folders = Counter(_file_name(task.name).lower() for task in tasks)
