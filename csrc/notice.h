@@ -22,6 +22,7 @@ typedef struct {
     _Atomic uint64_t num_processes; /* workers that are processes: all, or all but the last */
     _Atomic uint64_t cores;       /* number of cores that the parent and its workers may use */
     _Atomic uint64_t number;      /* its number among the process's vector envs, from 1 */
+    _Atomic uint64_t options;     /* a bit for each option that stats.py may advise, and that is set */
     SV_FAULTS(SV_COUNTER)
 } sv_notice;
 

@@ -150,6 +150,45 @@ CASES = {
         "straggler",
         "batch_size=2",
     ),
+    "one slow env, and other programs on the cores": (
+        made(
+            [env((1000, 0.5 * MS))] * 5 + [env((1000, 4 * MS))] + [env((1000, 0.5 * MS))] * 2,
+            workers=2,
+            waited=9.5,
+            starved_s=[1.0, 2.0],
+        ),
+        "straggler",
+        "batch_size=4",
+    ),
+    "a worker whose core another program has": (
+        made(
+            [env((1000, MS))] * 4 + [env((1000, 2.4 * MS))] * 4,
+            workers=2,
+            waited=9.8,
+            cpu_s=4.0,
+            starved_s=[0.0, 5.6],
+        ),
+        "oversubscribed",
+        "threads_per_worker=1",
+    ),
+    "two envs of four in one worker": (
+        made([env((1000, 2 * MS))] * 4, workers=3, waited=4.5, elapsed=5.0, cores=3),
+        "env-bound",
+        "batch_size=2",
+    ),
+    "one slow env that sleeps": (
+        made(
+            [env((100, 20 * MS))] + [env((100, 2 * MS))] * 15,
+            workers=8,
+            waited=2.3,
+            elapsed=2.4,
+            batches=100,
+            cpu_s=0.02,
+            starved_s=0.2,
+        ),
+        "straggler",
+        "batch_size=8",
+    ),
     "each batch another slow step": (
         made([env((950, MS), (50, 40 * MS))] * 8, workers=8, waited=9.5, cores=8),
         "straggler",
@@ -226,6 +265,32 @@ CASES = {
         "env-bound",
         'overlap="auto"',
     ),
+    "envs that sleep, whose workers wake all at once": (
+        made([env((1000, 2 * MS))] * 16, workers=8, waited=9.0, cpu_s=0.1, starved_s=1.2),
+        "env-bound",
+        'overlap="auto"',
+    ),
+    "envs that compute, on cores that others use at times": (
+        made([env((1000, 2 * MS))] * 8, workers=2, waited=9.5, cpu_s=3.0, starved_s=1.9),
+        "env-bound",
+        "",
+    ),
+    "envs that compute, some of them in the caller": (
+        replace(
+            made([env((1000, 4 * MS))] * 4, workers=2, waited=1.0, cpu_s=[7.9, None]),
+            caller_steps=True,
+        ),
+        "env-bound",
+        "",
+    ),
+    "envs that compute, in a worker that has been replaced": (
+        replace(
+            made([env((1000, 2 * MS))] * 8, workers=2, waited=9.0, cpu_s=[7.9, 0.0]),
+            faults=FaultCounts(1, 0, 0, 1, 0, 0.1),
+        ),
+        "env-bound",
+        "",
+    ),
     "the policy computes meanwhile": (
         made([env((1000, 4.5 * MS))] * 4, workers=2, waited=0.5),
         "env-bound",
@@ -287,7 +352,7 @@ def test_who_hangs_is_named():
     assert (call.kind, call.option) == ("straggler", "") and "shmvec stacks" in call.advice
     assert "worker 0 has been in call of env 0 for 41 s" in call.reason
     inline = replace(one_worker(), num_workers=0, doing=(Doing(0, "reset", 41.0),)).verdict
-    assert inline.option == "num_workers=1" and "step_timeout=" in inline.advice
+    assert inline.option == "num_workers=1" and "reset_timeout=" in inline.advice
 
 
 def test_who_hangs_while_others_go_on():
@@ -460,6 +525,53 @@ def test_a_real_run(kind):
 def test_the_table_of_envs_in_the_calling_process():
     text = str(judged([lambda: Slow(0.001)] * 2, 10, num_workers=0))
     assert "20 steps" in text and "0 workers, 2 envs" in text and "env-bound" in text
+
+
+def test_an_option_that_is_set_is_not_advised():
+    for case, (stats, _, option) in CASES.items():
+        name = option.split("=")[0]
+        if name in ("batch_size", "shared_memory", "threads_per_worker"):
+            verdict = replace(stats, options=(name,)).verdict
+            assert name not in verdict.advice and not verdict.option.startswith(name), case
+
+
+def test_a_time_limit_that_is_set_is_not_advised():
+    hangs = replace(CASES["nothing was done"][0], doing=(None, Doing(3, "reset", 40.0)))
+    assert hangs.verdict.option == "reset_timeout="
+    verdict = replace(hangs, options=("reset_timeout",)).verdict
+    assert verdict.option == "" and verdict.severity == "problem"
+    assert "shmvec stacks" in verdict.advice
+    assert replace(hangs, options=("step_timeout",)).verdict.option == "reset_timeout="
+
+
+def test_the_options_that_are_set_are_known():
+    given = dict(num_workers=2, step_timeout=9, batch_size=1, threads_per_worker=1)
+    for options, known in (
+        (given, {"batch_size", "shared_memory", "step_timeout", "threads_per_worker"}),
+        (dict(num_workers=1, shared_memory=False, threads_per_worker=2), set()),
+    ):
+        with closing(ShmVectorEnv([Counter] * 2, **options)) as envs:
+            assert set(envs.stats().options) == known
+
+
+def test_a_verdict_that_is_not_sure_says_what_would_tell():
+    replaced = CASES["envs that compute, in a worker that has been replaced"][0].verdict
+    assert "stats() - before of a time without restarts" in replaced.advice
+    assert "on a quieter machine" in CASES["another program on the cores"][0].verdict.advice
+    few = made([env((4, MS))] * 2, workers=2, waited=0.01, elapsed=0.02, batches=4).verdict
+    assert few.kind == "too early" and "at least 5 steps" in few.advice
+
+
+def test_a_slow_env_is_named_whatever_the_verdict():
+    hidden = CASES["one slow env, and other programs on the cores"][0]
+    several = replace(hidden, options=("batch_size",)).verdict
+    assert several.kind == "oversubscribed" and "a step of env 5 takes 4 ms" in several.reason
+    alone = made([env((1000, MS))] * 3 + [env((1000, 5 * MS))], workers=1, waited=9, cores=1)
+    assert (
+        alone.verdict.kind == "env-bound" and "a step of env 3 takes 5 ms" in alone.verdict.reason
+    )
+    even = CASES["all cores used"][0].verdict
+    assert "of the median env" not in even.reason
 
 
 def test_no_advice_is_what_caller_steps_refuses():

@@ -69,7 +69,7 @@ from shmvec.faults import (
     raise_failures,
 )
 from shmvec.spaces import one_of
-from shmvec.stats import Stats
+from shmvec.stats import Stats, bits_of_options
 
 __all__ = [
     "ActionRows",
@@ -258,6 +258,7 @@ class Exchange(OwnsProcesses, BatchSteps):
             in_ranges,
             hold_batches,
         )
+        made.links.insight().options = bits_of_options(self._settings)
         self.layout = agreement.layout
         self._links, self._frames, self._ledger = made.links, made.frames, made.ledger
         self._recovery: Recovery = Recovery(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import reduce
 from operator import add, sub
-from statistics import median
+from statistics import median_low
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shmvec._core import COUNTERS
@@ -28,6 +28,7 @@ __all__ = [
     "Verdict",
     "Waits",
     "WorkerStats",
+    "bits_of_options",
 ]
 
 _T = TypeVar("_T", bound="_Counters")
@@ -340,6 +341,7 @@ class Stats:
         caller_steps: Whether the calling process is the last worker.
         overlaps: Whether a worker may be busy with several envs at once. The times of its envs add
             up to more than its own then, and the time on cores is that of its first thread.
+        options: Options that are set, of those that a verdict may advise.
     """
 
     parent: Waits
@@ -357,6 +359,7 @@ class Stats:
     wrappers: tuple[str, ...] = ()
     caller_steps: bool = False
     overlaps: bool = False
+    options: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -392,6 +395,7 @@ class Stats:
             tuple(insight.wrappers()),
             insight.caller_steps,
             insight.overlaps,
+            tuple(name for bit, name in enumerate(_ADVISED) if insight.options >> bit & 1),
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
@@ -500,6 +504,13 @@ class Stats:
         return str(Table.of(self).fitted(width))
 
 
+def bits_of_options(settings: Any) -> int:
+    """A bit for each option that a verdict may advise, and that is set: ``Stats.options``."""
+    values = {name: getattr(settings, name, None) for name in _ADVISED}
+    values["threads_per_worker"] = values["threads_per_worker"] == 1  # what is advised
+    return sum(1 << bit for bit, value in enumerate(values.values()) if value not in (None, False))
+
+
 def _together(timings: Iterable[Timing]) -> Timing:
     return reduce(add, timings, Timing(0, 0.0, 0.0, (0,) * 30))
 
@@ -519,6 +530,7 @@ _LATE = 0.05  # messages through sockets / all steps
 _POLICY = 0.5  # time in which the caller waits / all time: less is policy-bound
 _STARVED = 0.25  # time without a core / time in envs
 _UNEVEN = 1.5  # time in envs of the busiest worker / of the others
+_SLOW = 3  # a step of the slowest env / of the median env: is named, whatever the verdict
 _RESETS = 0.5  # time in resets / time in envs
 _FEW_RESETS = 0.25  # the same, where workers wait for each other
 _IDLE = 0.7  # time in envs / time in which workers could have been in them: less is idle
@@ -536,8 +548,9 @@ _NOTHING = ("idle", "too early")
 _RESTARTING = 0.2  # of the time: a share of restarts that is worth a word
 _PROBLEMS = ("restart-bound", "straggler", "oversubscribed", "messages through pipes")
 _OVER = 1.05  # share of the limit that only envs that sleep exceed
-_IF_IT_HANGS = "step_timeout= and reset_timeout= name such an env, and a FaultPolicy replaces it"
-_NO_LIMIT = "No time limit ends a call: python -m shmvec stacks says where it is"
+_IF_IT_HANGS = "If it hangs"  # begins the advice on what may be over in a moment, or never
+# Options that a verdict may advise, and which the segment knows of: a bit each, in this order.
+_ADVISED = ("batch_size", "shared_memory", "step_timeout", "reset_timeout", "threads_per_worker")
 
 
 @dataclass(frozen=True)
@@ -563,7 +576,7 @@ class Verdict:
         """How bad it is: "none" (nothing to say), "good", "change" (what to) or "problem"."""
         if self.kind in _NOTHING:
             return "none"
-        if self.kind in _PROBLEMS or _IF_IT_HANGS in self.advice:
+        if self.kind in _PROBLEMS or self.advice.startswith(_IF_IT_HANGS):
             return "problem"
         return "good" if self.kind == "env-bound" and not self.option else "change"
 
@@ -574,74 +587,97 @@ class Verdict:
 
 def _judged(stats: Stats) -> Verdict:
     """The verdict on these numbers: the first kind that applies."""
-    workers, parent = stats.workers, stats.parent
+    workers = stats.workers
     done = sum(worker.steps + worker.resets for worker in workers)
     if done == 0:
-        return _restarting(stats) or _nothing_done(stats)
-    if (hanging := _hanging(stats)) is not None:
+        nothing = Verdict("idle", "nothing was stepped or reset")
+        return _restarting(stats) or _hanging(stats, done) or nothing
+    if (hanging := _hanging(stats, done)) is not None:
         return hanging
     most = max(env.step.count for env in stats.envs)
     if most < _EARLY and stats.elapsed_s < _EARLY_S:
-        return Verdict("too early", f"only {done} steps and resets have been made")
+        return Verdict(
+            "too early",
+            f"only {done} steps and resets have been made",
+            f"Make at least {_EARLY} steps of an env, or some for a second",
+        )
     if (restarting := _restarting(stats)) is not None:
         return restarting
     late = sum(worker.late for worker in workers)
     if late > _LATE * done:
+        pipes = "shared_memory" not in stats.options
+        advice = "; observations in a space of fixed size need no messages, with shared_memory=True"
         return Verdict(
             "messages through pipes",
             f"{late:,} observations, infos or actions of {done:,} steps and resets did not fit the "
             "rings in shared memory",
-            "Return less in infos; observations in a space of fixed size need no messages, with "
-            "shared_memory=True",
-            "shared_memory=True",
+            "Return less in infos" + advice * pipes,
+            "shared_memory=True" * pipes,
         )
     busy = [worker.busy_s for worker in workers]
-    waited = sum(busy) if not stats.num_workers else parent.waited_s
+    waited = sum(busy) if not stats.num_workers else stats.parent.waited_s
     if stats.caller_steps:
         waited += busy[-1]
-    # The share of the caller's waiting time that workers were in their envs.
-    used = sum(busy) / (len(workers) * max(waited, *busy, 1e-9))
+    used = _used(busy, waited)
     return (
         _policy(stats, max(busy), waited)
+        or _slow_env(stats, busy, waited)
         or _without_cores(stats, sum(busy))
         or _resets(stats, sum(busy), used)
-        or _straggler(stats, busy, used)
+        or _slow_steps(stats, used)
         or _too_little(stats, sum(busy), used)
         or _envs(stats, sum(busy), used)
     )
 
 
-def _nothing_done(stats: Stats) -> Verdict:
-    """The verdict where no step or reset has ended."""
-    inside = [(now.for_s, index) for index, now in enumerate(stats.doing) if now is not None]
-    if not inside:
-        return Verdict("idle", "nothing was stepped or reset")
-    _, worker = max(inside)
-    now = stats.doing[worker]
+def _used(times: list[float], waited: float) -> float:
+    """The share of the caller's waiting time that workers spent in such times."""
+    return sum(times) / (len(times) * max(waited, *times, 1e-9))
+
+
+def _hanging(stats: Stats, done: int) -> Verdict | None:
+    """The verdict where an env's step or reset does not return, or the first of all has not yet."""
+    found = [
+        (now.for_s, worker, now, ended)
+        for worker, now in enumerate(stats.doing)
+        if now is not None
+        for ended in [stats.reset if now.operation == "reset" else stats.step]
+        if not done or now.operation != "call"
+        if not done or now.for_s > max(_HANGS_S, _HANGS * ended.longest_s)
+    ]
+    if not found:
+        return None
+    _, worker, now, ended = max(found, key=lambda each: each[0])
+    others = f"no {now.operation} has ended"
+    if ended.count:
+        longest = f"the longest {now.operation} that has ended"
+        others = f"{longest} took {1e3 * ended.longest_s:.3g} ms"
     return Verdict(
-        "straggler" if len(inside) < len(stats.workers) else "env-bound",
-        f"nothing was finished: worker {worker} has been in {now}",
-        *((_NO_LIMIT,) if now is not None and now.operation == "call" else _if_it_hangs(stats)),
+        "straggler" if len(found) < len(stats.workers) else "env-bound",
+        f"worker {worker} has been in {now}; {others}",
+        *_if_it_hangs(stats, now.operation),
     )
 
 
-def _hanging(stats: Stats) -> Verdict | None:
-    """The verdict where an env's step or reset does not return."""
-    for worker, now in enumerate(stats.doing):
-        if now is None or now.operation == "call" or now.for_s <= _HANGS_S:
-            continue
-        ended = stats.step if now.operation == "step" else stats.reset
-        if now.for_s > _HANGS * ended.longest_s:
-            others = f"no {now.operation} has ended"
-            if ended.count:
-                longest = f"the longest {now.operation} that has ended"
-                others = f"{longest} took {1e3 * ended.longest_s:.3g} ms"
-            return Verdict(
-                "straggler" if len(stats.workers) > 1 else "env-bound",
-                f"worker {worker} has been in {now}; {others}",
-                *_if_it_hangs(stats),
-            )
-    return None
+def _if_it_hangs(stats: Stats, operation: str) -> tuple[str, str]:
+    """What to do about an env that may hang in this, and by which option."""
+    limit = f"{operation}_timeout="
+    if operation == "call":
+        return f"{_IF_IT_HANGS}: no time limit ends a call; python -m shmvec stacks says where", ""
+    if limit[:-1] in stats.options:
+        return f"{_IF_IT_HANGS}: {limit} names it; python -m shmvec stacks says where", ""
+    advice, option = _permitted(stats, limit)
+    if stats.num_workers == 0:
+        option = "num_workers=1"
+        advice = f"{option} and {limit}"
+    return f"{_IF_IT_HANGS}: {advice} names such an env, and a FaultPolicy replaces it", option
+
+
+def _permitted(stats: Stats, option: str) -> tuple[str, str]:
+    """An option, and the one to change first: caller_steps refuses some."""
+    if stats.caller_steps:
+        return f"caller_steps=False and {option}", "caller_steps=False"
+    return option, option
 
 
 def _restarting(stats: Stats) -> Verdict | None:
@@ -655,15 +691,6 @@ def _restarting(stats: Stats) -> Verdict | None:
         f"{share:.0%} of the time went into restarts of workers",
         "The log says of which envs, and why",
     )
-
-
-def _if_it_hangs(stats: Stats) -> tuple[str, str]:
-    """What to do about an env that may hang, and by which option."""
-    if stats.num_workers == 0:
-        return f"If it hangs: num_workers=1, as {_IF_IT_HANGS}", "num_workers=1"
-    if stats.caller_steps:  # which refuses time limits
-        return f"If it hangs: caller_steps=False, as {_IF_IT_HANGS}", "caller_steps=False"
-    return f"If it hangs: {_IF_IT_HANGS}", "step_timeout="
 
 
 def _policy(stats: Stats, busiest: float, waited: float) -> Verdict | None:
@@ -693,7 +720,8 @@ def _policy(stats: Stats, busiest: float, waited: float) -> Verdict | None:
 def _without_cores(stats: Stats, busy: float) -> Verdict | None:
     """The verdict where workers lack cores: there are too many, or other programs."""
     starved = sum(worker.lacked_s for worker in stats.workers)
-    if stats.num_workers == 0 or starved <= _STARVED * max(0.0, busy):
+    # Envs that sleep need few cores, however many workers they have.
+    if stats.num_workers == 0 or starved <= _STARVED * max(0.0, busy) or _asleep(stats):
         return None
     lacked = f"workers were ready to run and had no core for {starved:.3g} s, "
     share = starved / max(busy, 1e-9)
@@ -703,18 +731,22 @@ def _without_cores(stats: Stats, busy: float) -> Verdict | None:
         else f"{share:.1f} times as long as they were in envs"
     )
     if stats.num_workers > stats.cores:
+        option = f"num_workers={stats.cores}"
         return Verdict(
             "too many workers",
             f"{stats.num_workers} share {stats.cores} cores: {lacked}",
-            f"num_workers={stats.cores}",
-            f"num_workers={stats.cores}",
+            f"{option}; where other programs use the cores, more workers may get more of them",
+            option,
         )
+    option = "threads_per_worker=1" * ("threads_per_worker" not in stats.options)
     return Verdict(
         "oversubscribed",
-        f"{lacked}: other programs or threads have the cores",
-        "threads_per_worker=1 if they are the envs' own libraries; torch.set_num_threads for the "
-        "policy's; otherwise fewer programs, or num_workers= as many cores as are free",
-        "threads_per_worker=1",
+        f"{lacked}: other programs or threads have the cores{_slow_step(stats)}",
+        (f"{option} if they are the envs' own libraries; " if option else "")
+        + "torch.set_num_threads for the policy's; otherwise end other programs: what limits the "
+        "envs shows on a quieter machine. More workers may get more of contended cores, as "
+        "python -m shmvec tune measures",
+        option,
     )
 
 
@@ -723,26 +755,40 @@ def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
     resets = sum(worker.reset_s for worker in stats.workers) / busy if busy else 0.0
     if resets < (_FEW_RESETS if used < _IDLE else _RESETS):
         return None
-    advice, option = "Make env.reset cheaper", ""
-    if overlap := _overlap(stats, busy):
-        advice, option = f"Most of it was asleep. {overlap[0]}", overlap[1]
-    elif stats.num_workers < 2 <= min(stats.cores, len(stats.envs)):
-        option = f"num_workers={min(stats.cores, len(stats.envs))}"
-        advice += f"; or reset several envs at a time: {option}"
-    elif len(stats.envs) > 1 and stats.num_workers > 1 and _in_lockstep(stats):
-        how, option = _half(stats)
-        advice += f"; or do not wait for envs that reset: {how}"
+    remedy, option = _remedy(stats, stats.num_workers > 1)
     return Verdict(
         "reset-bound",
         f"{resets:.0%} of the workers' time went into {stats.reset.count:,} resets, of "
         f"{1e3 * stats.reset.mean_s:.3g} ms each (a step: {1e3 * stats.step.mean_s:.3g} ms)",
-        advice,
+        f"{remedy}; or make env.reset cheaper" if remedy else "Make env.reset cheaper",
         option,
     )
 
 
+def _remedy(stats: Stats, late: bool) -> tuple[str, str]:
+    """What makes slow envs of use to the caller sooner, and by which option; "": nothing does.
+
+    Args:
+        stats: What was measured.
+        late: Whether workers wait for the last of each batch.
+    """
+    most = min(stats.cores, len(stats.envs))
+    if stats.num_workers < most > 1:
+        option = f"num_workers={most}"
+        return f"There are {stats.cores} cores: {option}", option
+    if 0 < stats.num_workers < len(stats.envs) and not stats.overlaps and _asleep(stats):
+        how, option = _permitted(stats, 'overlap="auto"')
+        return (
+            f"Most of it was asleep, and envs of a worker can wait at the same time: {how}",
+            option,
+        )
+    return _half(stats) if late and len(stats.envs) > 1 and _in_lockstep(stats) else ("", "")
+
+
 def _in_lockstep(stats: Stats) -> bool:
     """Whether all envs were stepped equally often; if not, slow ones are not waited for."""
+    if "batch_size" in stats.options:
+        return False
     # A reset replaces a step, or is part of one; and some envs may be one step ahead.
     for resets in (0, 1):
         asked = [env.step.count + resets * env.reset.count for env in stats.envs]
@@ -753,43 +799,60 @@ def _in_lockstep(stats: Stats) -> bool:
 
 def _half(stats: Stats) -> tuple[str, str]:
     """What to do so that a batch does not wait for all envs, and by which option."""
-    half = f"batch_size={max(1, len(stats.envs) // 2)}"
-    if stats.caller_steps:  # which refuses batches
-        return f"caller_steps=False and {half} with send and recv", "caller_steps=False"
-    return f"{half} with send and recv", half
+    how, option = _permitted(stats, f"batch_size={max(1, len(stats.envs) // 2)}")
+    return f"Do not wait for it: {how} with send and recv", option
 
 
-def _straggler(stats: Stats, busy: list[float], used: float) -> Verdict | None:
-    """The verdict where all envs wait for the same slow one, or for another one in each batch."""
-    if stats.num_workers < 2 or used >= _IDLE or not _in_lockstep(stats):
+def _slow_env(stats: Stats, busy: list[float], waited: float) -> Verdict | None:
+    """The verdict where all envs wait for the same slow one, whoever else has the cores."""
+    if stats.num_workers < 2 or not _in_lockstep(stats):
         return None
-    how, half = _half(stats)
-    others = f"Do not wait for it: {how}"
+    # Other programs delay workers, and one of them more than others: that is nobody's step.
+    own = [max(0.0, worker.busy_s - worker.lacked_s) for worker in stats.workers]
+    worker = own.index(max(own))
+    uneven = [max(own) > _UNEVEN * _rest(own), busy[worker] > _UNEVEN * _rest(busy)]
+    slow = _slow_step(stats, stats.workers[worker].envs, _UNEVEN)
+    if not all(uneven) or not slow or _used(own, waited) >= _IDLE:
+        return None
+    return Verdict(
+        "straggler",
+        f"worker {worker} was in its envs for {busy[worker]:.3g} s, others for "
+        f"{_rest(busy):.3g} s on average{slow}",
+        *_half(stats),
+    )
+
+
+def _rest(times: list[float]) -> float:
+    """The mean of all but the largest."""
+    return (sum(times) - max(times)) / (len(times) - 1)
+
+
+def _slow_step(stats: Stats, envs: Sequence[int] = (), factor: float = _SLOW) -> str:
+    """What the slowest of these envs takes, all by default, if so many times the usual; or ""."""
     means = [env.step.mean_s for env in stats.envs]
     for now in stats.doing:  # a step that is not over may be what all wait for
         if now is not None and now.operation == "step":
             means[now.env] = max(means[now.env], now.for_s)
-    rest = (sum(busy) - max(busy)) / (len(busy) - 1)
-    if max(busy) > _UNEVEN * rest:
-        slowest = max(range(len(means)), key=means.__getitem__)
-        return Verdict(
-            "straggler",
-            f"worker {busy.index(max(busy))} was in its envs for {max(busy):.3g} s, others for "
-            f"{rest:.3g} s on average; a step of env {slowest} takes "
-            f"{1e3 * means[slowest]:.3g} ms, of the median env {1e3 * median(means):.3g} ms",
-            others,
-            half,
-        )
+    slowest, usual = max(envs or range(len(means)), key=means.__getitem__), median_low(means)
+    if means[slowest] <= factor * usual:
+        return ""
+    return (
+        f"; a step of env {slowest} takes {1e3 * means[slowest]:.3g} ms, of the median env "
+        f"{1e3 * usual:.3g} ms"
+    )
+
+
+def _slow_steps(stats: Stats, used: float) -> Verdict | None:
+    """The verdict where each batch waits for a slow step, of another env each time."""
     usual, slow = stats.step.quantile(0.5), stats.step.quantile(0.99)
-    if slow > _TAIL * usual:
-        return Verdict(
-            "straggler",
-            f"the slowest hundredth of all steps takes {1e3 * slow:.3g} ms and more, the median "
-            f"{1e3 * usual:.3g} ms: each batch waits for its slowest",
-            others,
-            half,
-        )
-    return None
+    if stats.num_workers < 2 or used >= _IDLE or not _in_lockstep(stats) or slow <= _TAIL * usual:
+        return None
+    return Verdict(
+        "straggler",
+        f"the slowest hundredth of all steps takes {1e3 * slow:.3g} ms and more, the median "
+        f"{1e3 * usual:.3g} ms: each batch waits for its slowest",
+        *_half(stats),
+    )
 
 
 def _too_little(stats: Stats, busy: float, used: float) -> Verdict | None:
@@ -811,49 +874,36 @@ def _too_little(stats: Stats, busy: float, used: float) -> Verdict | None:
 
 def _envs(stats: Stats, busy: float, used: float) -> Verdict:
     """The verdict where the envs themselves limit the speed."""
-    most = min(stats.cores, len(stats.envs))
-    reason = f"{busy / max(stats.elapsed_s, 1e-9):.2g} workers were in their envs at a time"
-    reason += f"; a step takes {1e3 * stats.step.mean_s:.3g} ms"
-    requests = max(1, sum(worker.requests for worker in stats.workers))
-    if stats.num_workers == 0 and (len(stats.envs) == 1 or busy / requests < _SMALL_S):
-        return Verdict("env-bound", reason, "Make env.step faster, or step more envs at a time")
-    if stats.num_workers < most:
-        option = f"num_workers={most}"
-        return Verdict("env-bound", reason, f"There are {stats.cores} cores: {option}", option)
-    if overlap := _overlap(stats, busy):
-        return Verdict("env-bound", f"{reason}, most of it asleep", *overlap)
+    small = busy < _SMALL_S * sum(worker.requests for worker in stats.workers)
     # The more workers, the later the last is, however alike their envs are.
     late = stats.num_workers > 2 and used < _EVEN and _in_lockstep(stats)
-    if late and stats.step.mean_s > stats.num_workers * _TAKEN_S:
-        how, option = _half(stats)
-        return Verdict(
-            "env-bound",
-            f"{reason}; {1 - used:.0%} of the time workers waited for the last of each batch",
-            f"Do not wait for it: {how}; or make env.step faster",
-            option,
-        )
-    asleep = _asleep(stats, busy)
+    late = late and stats.step.mean_s > stats.num_workers * _TAKEN_S
+    inline = stats.num_workers == 0 and small
+    remedy, option = ("", "") if inline else _remedy(stats, late)
+    reason = f"{busy / max(stats.elapsed_s, 1e-9):.2g} workers were in their envs at a time"
+    reason += f"; a step takes {1e3 * stats.step.mean_s:.3g} ms{_slow_step(stats)}"
+    if late:
+        reason += f"; {1 - used:.0%} of the time workers waited for the last of each batch"
+    if remedy:
+        return Verdict("env-bound", reason, f"{remedy}; or make env.step faster", option)
+    asleep = _asleep(stats)
     if asleep and stats.overlaps:
-        reason += ", most of it asleep, at the same time as others"
-    more = "step more envs at a time" if asleep or most < stats.cores else "use more cores"
+        reason += "; most of it was asleep, at the same time as others"
+    spare = inline or asleep or min(stats.cores, len(stats.envs)) < stats.cores
+    more = "step more envs at a time" if spare else "use more cores"
+    if asleep is None:
+        more += "; whether they sleep shows in stats() - before of a time without restarts"
     return Verdict("env-bound", reason, f"Make env.step faster, or {more}")
 
 
-def _asleep(stats: Stats, busy: float) -> bool:
-    """Whether envs waited for most of their time, without a core."""
-    cpu = [worker.cpu_s for worker in stats.workers if worker.cpu_s is not None]
-    return bool(cpu) and sum(cpu) < _AWAKE * busy
-
-
-def _overlap(stats: Stats, busy: float) -> tuple[str, str] | None:
-    """What to do, and by which option, where envs of a worker wait one after the other."""
-    in_turn = 0 < stats.num_workers < len(stats.envs) and not stats.overlaps
-    if not in_turn or not _asleep(stats, busy):
-        return None
-    advice, option = "Envs of a worker can wait at the same time: ", 'overlap="auto"'
-    if stats.caller_steps:  # which refuses it
-        return f"{advice}caller_steps=False and {option}", "caller_steps=False"
-    return advice + option, option
+def _asleep(stats: Stats) -> bool | None:
+    """Whether envs waited for most of their time, and not for a core; None: nobody knows."""
+    known = [worker for worker in stats.workers if worker.cpu_s is not None]
+    awake = sum(worker.cpu_s + worker.lacked_s for worker in known)
+    if awake >= _AWAKE * sum(worker.busy_s for worker in known):
+        return False
+    # The time on cores is that of the last process only, the time in envs that of all.
+    return None if stats.faults.restarts else True
 
 
 # ---- the table -----------------------------------------------------------------------------------

@@ -110,6 +110,8 @@ class Insight:
         processes: Likewise those of its workers; 0: the worker is being started. Empty if there
             are none.
         number: Its number among the vector envs of its process, from 1, closed ones included.
+        options: A bit for each option that is set, of those that stats.py may advise. Only the
+            parent sets it.
         nbytes: Bytes of the segment.
         num_workers: Workers; 0: the envs live in the parent.
         caller_steps: Whether the parent is the last worker.
@@ -138,6 +140,7 @@ class Insight:
     def processes(self) -> list[int]: ...
     @property
     def number(self) -> int: ...
+    options: int
     @property
     def nbytes(self) -> int: ...
     @property

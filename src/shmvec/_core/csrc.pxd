@@ -133,6 +133,7 @@ cdef extern from "notice.h" nogil:
         sv_counter num_processes
         sv_counter cores
         sv_counter number
+        sv_counter options
     void sv_notice_open(sv_notice *notice, uint64_t process, uint64_t num_processes)
     void sv_notice_close(sv_notice *notice)
     uint64_t sv_notice_state(const sv_notice *notice)

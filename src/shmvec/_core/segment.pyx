@@ -30,6 +30,7 @@ from shmvec._core.csrc cimport (
     sv_counter_at,
     sv_counter_get,
     sv_counter_line,
+    sv_counter_set,
     sv_counters,
     sv_fault_lines,
     sv_notice,
@@ -272,6 +273,14 @@ cdef class Insight:
     @property
     def number(self):
         return sv_counter_get(&self.notice.number)
+
+    @property
+    def options(self):
+        return sv_counter_get(&self.notice.options)
+
+    @options.setter
+    def options(self, uint64_t options):
+        sv_counter_set(&self.notice.options, options)
 
     @property
     def nbytes(self):
