@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 import shmvec.__main__
+from shmvec._commands import tune
 from shmvec._commands.measuring import SIMPLER, simplest
 from shmvec._commands.tune import Setting, report
 from shmvec._cores import usable_cores
@@ -44,7 +45,13 @@ def run_code(shown):
     return names["envs"]
 
 
-def test_a_registered_env(tmp_path, capsys):
+@pytest.fixture
+def sure(monkeypatch):
+    """Takes the best setting of few, short rounds, on whatever machine."""
+    monkeypatch.setattr(tune, "is_best", lambda best, defaults: True)
+
+
+def test_a_registered_env(tmp_path, capsys, sure):
     results, picture = tmp_path / "results.json", tmp_path / "picture.png"
     arguments = ["tune", "CartPole-v1", "--num-envs", "3", "1", "--seconds", "0.05"]
     arguments += ["--kwargs", '{"sutton_barto_reward": true}', "--compute", "10"]
@@ -58,6 +65,8 @@ def test_a_registered_env(tmp_path, capsys):
     settings = [Setting(**{name: row[name] for name in names}) for row in found["rows"]]
     assert len(set(settings)) == len(settings)
     assert {setting.num_envs for setting in settings} == {1, 3}
+    assert {setting.batch_size for setting in settings} == {None, 1}
+    assert Setting(3, 3) in settings  # a worker each
     if usable_cores() > 1:
         assert any(setting.caller_steps for setting in settings)
     assert sum(row["best"] for row in found["rows"]) == 2
@@ -72,7 +81,7 @@ def test_a_registered_env(tmp_path, capsys):
         assert envs.step(envs.action_space.sample())[1][0] == 0  # Sutton's and Barto's reward
 
 
-def test_an_env_that_sleeps_is_tried_with_overlap(tmp_path, capsys, monkeypatch):
+def test_an_env_that_sleeps_is_tried_with_overlap(tmp_path, capsys, monkeypatch, sure):
     slow = ENV.replace("self.count += 1", "self.count += 1; time.sleep(0.005)")
     (tmp_path / "sleeping_env.py").write_text(f"import time\n{slow}")
     monkeypatch.syspath_prepend(tmp_path)
@@ -92,7 +101,7 @@ def test_an_env_of_coroutines_is_refused(tmp_path):
         shmvec.__main__.main(["tune", f"{tmp_path}/env.py:Counter", "--seconds", "0.05"])
 
 
-def test_an_env_in_a_file(tmp_path, capsys, monkeypatch):
+def test_an_env_in_a_file(tmp_path, capsys, monkeypatch, sure):
     (tmp_path / "counter_env.py").write_text(ENV)
     monkeypatch.syspath_prepend(tmp_path)  # the code to paste imports it
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -137,6 +146,51 @@ def test_simpler_settings_are_preferred():
         "wait_policy": "park",
         "copy": False,
     }
+
+
+def test_an_env_that_lacks_a_core_does_not_sleep():
+    assert tune.asleep_share(10.0, 9.0, 0.5) == pytest.approx(0.05)
+    assert tune.asleep_share(10.0, 3.0, 6.9) == pytest.approx(0.01)  # on a busy machine
+    assert tune.asleep_share(10.0, 0.5, 0.5) == pytest.approx(0.9)
+    assert tune.asleep_share(10.0, 9.0, 9.0) == 0
+
+
+def row(*rounds, spread=0.1, share=0.8, **setting):
+    figures = {"batch_us": 9.0, "spread": spread, "steps_per_s": max(rounds)}
+    return {
+        **vars(Setting(4, **setting)),
+        **figures,
+        "share_of_limit": share,
+        "rounds": list(rounds),
+        "best": False,
+    }
+
+
+def test_no_setting_is_best_where_rounds_differ_more_than_settings():
+    defaults = row(100, 110, 90, 100)
+    assert tune.is_best(row(120, 130, 105, 95, num_workers=1), defaults)  # in all rounds but one
+    assert not tune.is_best(row(900, 130, 80, 95, num_workers=1), defaults)
+    assert tune.is_best(defaults, defaults)
+    busy = row(100, 110, 90, 100, spread=20.39)
+    assert not tune.is_best(busy, busy)
+
+
+def test_what_is_said_of_the_best_setting():
+    env = dict.fromkeys(
+        "step_us step_deviation_us step_p99_us reset_us steps_per_episode observation_bytes "
+        "infos_per_step memory_bytes".split(),
+        1,
+    )
+    machine = {"cpu": "", "usable_cores": 2, "python": "", "gymnasium": "", "shmvec": ""}
+    found = {"machine": machine, "check": None, "env": env, "batch": None}
+    found |= {"rows": [row(100, share=3.55)], "best": vars(Setting(4))}
+    assert "Best, and the defaults:" in report(found, "") and "3.55" not in report(found, "")
+    none = report({**found, "best": None}, "")
+    assert "No best setting" in none and "\nBest" not in none and "ShmVectorEnv(" not in none
+    batch = report({**found, "batch": row(200, batch_size=2)}, "")
+    assert "batch_size=2 makes 200 steps/s" in batch and "\nBest" in batch
+    many = report({**found, "best": vars(Setting(4, num_workers=4))}, "")
+    assert "or other programs use the cores" in many
 
 
 @pytest.mark.parametrize(

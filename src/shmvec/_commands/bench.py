@@ -30,6 +30,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 import shmvec
 from shmvec._commands.measuring import (
     LIMIT,
+    OVER,
     Compute,
     EnvFn,
     Progress,
@@ -44,7 +45,6 @@ from shmvec._commands.measuring import (
 
 __all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "NoopEnv", "Workload", "run", "table"]
 
-_OVER = 1.1  # share of the limit that only envs that sleep exceed
 
 _SHM, _ASYNC, _SYNC = "ShmVectorEnv", "AsyncVectorEnv", "SyncVectorEnv"
 
@@ -263,6 +263,9 @@ def _sentence(row: Mapping[str, Any]) -> str:
     )
     if row["times_sync"] < 1:
         return f"{figures}. Without workers it is as fast as SyncVectorEnv: num_workers=0."
-    if row["share_of_limit"] > _OVER:
-        return f"{figures}. The envs sleep while they step: more workers than cores may be faster."
+    if row["share_of_limit"] > OVER:
+        return (
+            f"{figures}. The envs sleep while they step, or other programs use the cores: more "
+            "workers than cores may be faster."
+        )
     return f"{figures}."

@@ -28,7 +28,9 @@ from shmvec._cores import usable_cores
 from shmvec._wrappers import compiled
 
 __all__ = [
+    "BUSY",
     "LIMIT",
+    "OVER",
     "SIMPLER",
     "Compute",
     "Contender",
@@ -54,13 +56,14 @@ __all__ = [
 EnvFn = Callable[[], "gym.Env[Any, Any]"]
 
 LIMIT = "limit"  # the name of the limit among the contenders
+BUSY = 0.5  # a spread that makes figures doubtful
+OVER = 1.1  # share of the limit that only envs that sleep exceed
 SIMPLER = 1.03  # a setting must be this much faster than a simpler one to be preferred
 
 _WARM_UP_S = 0.1
 _ROUNDS = 7
 _TURN_S = 0.05  # so short that what disturbs a shared machine disturbs all contenders alike
 _LOOK_S = 0.001  # of the limit's steps between two looks at the clock, at least
-_BUSY = 0.5  # a spread that makes figures doubtful
 _CHUNK_S = 0.02  # of steps, after which the ends of episodes are counted outside the clock
 _ACTION_BATCHES = 16  # sampled beforehand, so that sampling is not measured
 
@@ -143,7 +146,7 @@ def spread(values: Sequence[float]) -> float:
 def caution(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """What to say of rows of a table whose spread makes them doubtful: a line, or none."""
     widest = max((row.get("spread", 0.0) for row in rows), default=0.0)
-    if widest > _BUSY:
+    if widest > BUSY:
         yield (
             f"The machine was busy (spread {widest:.0%}): repeat this, "
             "or see what `python -m shmvec doctor` says."

@@ -4,32 +4,39 @@
 
 First it checks whether two envs in one process disturb each other. Then it measures numbers of
 envs, of workers, caller_steps, and overlap if the env sleeps; and for the best of these the wait
-policies and copy=False. It prints a table and the code to paste.
+policies, copy=False and batch_size. It prints a table and the code to paste.
 
 A setting wins against a simpler one if it is more than 3 % faster; more envs win if they are more
-than 5 % faster. copy=False is never advised: only you know whether your code keeps observations.
-The limit is what loops reach that only step, one a core.
+than 5 % faster. Where rounds differ more than settings, no setting is best: measure for longer, or
+on a quieter machine. copy=False and batch_size are shown, and not part of the best setting: only
+you know whether your code keeps observations, and may take them in batches of some envs.
+The limit is what loops reach that only step, one a core; envs that sleep have none.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+from gymnasium.vector.utils import batch_space
 
 from shmvec._commands.check import brief
 from shmvec._commands.measuring import (
+    BUSY,
     LIMIT,
+    OVER,
     SIMPLER,
     Compute,
     EnvFn,
     Progress,
+    Stepper,
     caution,
     cells,
     described,
@@ -40,14 +47,15 @@ from shmvec._commands.measuring import (
     vector_env,
 )
 from shmvec._commands.probe import resident_bytes
-from shmvec._cores import WAIT_POLICIES, usable_cores
+from shmvec._cores import WAIT_POLICIES, time_on_cores, usable_cores
 from shmvec._processes.overlap import is_asynchronous
 from shmvec.vector_env import ShmVectorEnv
 
-__all__ = ["Setting", "plot", "report", "tune"]
+__all__ = ["Setting", "asleep_share", "is_best", "plot", "report", "tune"]
 
 _ASLEEP = 0.5  # of an env's time: from there on it may share a worker with others that wait
 _FEWER = 1.05  # more envs must be this much faster than fewer
+_PROCESSES = 32  # up to so many envs, a worker each is tried
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,7 @@ class Setting:
     copy: bool = True
     caller_steps: bool = False
     overlap: str | None = None
+    batch_size: int | None = None
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments that are not the defaults."""
@@ -94,7 +103,7 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
     observation, _ = env.reset(seed=0)
     resets, infos = [clock() - start], 0
     steps: list[float] = []
-    begin, used = clock(), time.process_time()
+    begin, used, lacked = clock(), time.process_time(), _lacked()
     while not steps or clock() - begin < seconds:
         start = clock()
         _, _, terminated, truncated, info = env.step(actions[len(steps) % len(actions)])
@@ -104,7 +113,7 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
             start = clock()
             env.reset()
             resets.append(clock() - start)
-    awake = (time.process_time() - used) / (clock() - begin)
+    asleep = asleep_share(clock() - begin, time.process_time() - used, _lacked() - lacked)
     env.close()
     step_us, reset_us = 1e6 * np.asarray(steps), 1e6 * np.asarray(resets)
     return {
@@ -117,8 +126,18 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
         "infos_per_step": infos / len(steps),
         "observation_bytes": _nbytes(observation),
         "memory_bytes": max(0, memory),
-        "asleep": max(0.0, 1 - awake),
+        "asleep": asleep,
     }
+
+
+def _lacked() -> float:
+    """Seconds in which this process was ready to run and had no core; 0 where nobody knows."""
+    return time_on_cores(os.getpid())[1] or 0.0
+
+
+def asleep_share(elapsed: float, ran: float, lacked: float) -> float:
+    """The share of a time in which an env neither computed nor waited for a core."""
+    return max(0.0, 1 - (ran + lacked) / elapsed)
 
 
 def _nbytes(value: Any) -> int:
@@ -132,6 +151,8 @@ def _nbytes(value: Any) -> int:
 def _counts_of_workers(num_envs: int, cores: int) -> list[int | None]:
     """Numbers of workers to try; None is the default, one a core."""
     counts = {0, 1, 2, cores // 2, cores - 1, 2 * cores}
+    if num_envs <= _PROCESSES:  # the more processes, the more they get of cores that others use
+        counts.add(num_envs)
     tried = {count for count in counts if count <= num_envs} - {min(cores, num_envs)}
     return [None, *sorted(tried)]
 
@@ -155,8 +176,9 @@ def tune(
 
     Returns:
         A dict that can be written as JSON: "machine", "check" (what is wrong with two envs in one
-        process, or None), "env", "limit" (steps/s), "rows", one a setting, and "best", the
-        arguments to use.
+        process, or None), "env", "limit" (steps/s), "rows", one a setting, "best", the arguments
+        to use, or None where the rounds differ too much, and "batch", the row of the best
+        batch_size where that is faster still, or None.
     """
     cores = usable_cores()
     compute = None if compute_us is None else Compute(compute_us)
@@ -166,6 +188,7 @@ def tune(
     say.done()
     rows: list[dict[str, Any]] = []
     winners: list[dict[str, Any]] = []  # one for each number of envs
+    races: list[list[dict[str, Any]]] = []  # in which they have won
     limits: list[float] = []
     for number, num_envs in enumerate(sorted(set(nums_envs)), 1):
         say = Progress(progress, f"[{number}/{len(set(nums_envs))}] {num_envs} envs")
@@ -179,14 +202,22 @@ def tune(
         policies = () if best.num_workers == 0 else WAIT_POLICIES[1:]
         rest = [replace(best, wait_policy=policy) for policy in policies]
         rest.append(replace(best, copy=False))
-        # The winner is measured once more beside them: only figures of one race are compared.
-        second = _measure(make, [best, *rest], seconds, compute, limits, say)
-        rows += [row for row in first if _setting(row) != asdict(best)] + second
-        best = _best([row for row in second if row["copy"]])
+        in_workers = best if policies and not best.caller_steps else Setting(num_envs)
+        rest += [replace(in_workers, batch_size=size) for size in _batch_sizes(num_envs)]
+        # They are measured once more beside these: only figures of one race are compared.
+        again = dict.fromkeys([Setting(num_envs), best])
+        second = _measure(make, [*again, *rest], seconds, compute, limits, say)
+        measured = {Setting(**_setting(row)) for row in second}
+        rows += [row for row in first if Setting(**_setting(row)) not in measured] + second
+        best = _best([row for row in second if row["copy"] and not row["batch_size"]])
         winners.append(next(row for row in second if _setting(row) == asdict(best)))
+        races.append(second)
         say.done()
+    best_row = simplest(winners, _FEWER)
     for row in rows:
         row["best"] = any(row is winner for winner in winners)
+    defaults, *others = next(race for race in races if best_row in race)
+    batches = [row for row in others if row["batch_size"] and _is_faster(row, best_row)]
     return {
         "machine": machine(),
         "check": wrong,
@@ -194,8 +225,27 @@ def tune(
         "env": env,
         "limit": statistics.median(limits),
         "rows": rows,
-        "best": _setting(simplest(winners, _FEWER)),
+        "best": _setting(best_row) if is_best(best_row, defaults) else None,
+        "batch": max(batches, key=lambda row: row["steps_per_s"], default=None),
     }
+
+
+def _batch_sizes(num_envs: int) -> list[int]:
+    """Sizes of batches to try."""
+    return [size for size in (num_envs // 2, num_envs // 4) if size]
+
+
+def _is_faster(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a row was faster in all rounds but one, so that no disturbance explains it."""
+    rounds = list(zip(row["rounds"], other["rounds"], strict=True))
+    return bool(sum(mine > its for mine, its in rounds) >= len(rounds) - 1)
+
+
+def is_best(best: dict[str, Any], defaults: dict[str, Any]) -> bool:
+    """Whether the rounds agree on a setting that is the best by their medians."""
+    if best is defaults:
+        return bool(best["spread"] <= BUSY)
+    return _is_faster(best, defaults)
 
 
 def _setting(row: dict[str, Any]) -> dict[str, Any]:
@@ -214,11 +264,34 @@ def _measure(
     starts = {}
     for setting in settings:
         envs = partial(ShmVectorEnv, [make] * setting.num_envs, **setting.options())
-        starts[setting] = partial(vector_env, envs, compute)
+        start = vector_env if setting.batch_size is None else _in_batches
+        starts[setting] = partial(start, envs, compute)
     results = race(starts, seconds, limit=[make], say=say)
     limit = results.pop(LIMIT)
     limits += [one.steps_per_s for one in limit.slices]
-    return [{**asdict(setting), **result.figures(limit)} for setting, result in results.items()]
+    return [
+        {
+            **asdict(setting),
+            **result.figures(limit),
+            "rounds": [one.steps_per_s for one in result.slices],
+        }
+        for setting, result in results.items()
+    ]
+
+
+def _in_batches(make: Callable[[], ShmVectorEnv], compute: Compute | None = None) -> Stepper:
+    """Makes and resets a vector env; the contender steps the envs that are ready first."""
+    envs = make()
+    actions = batch_space(envs.single_action_space, envs.batch_size or 1)
+    actions.seed(0)
+    envs.async_reset(seed=0)
+
+    def step(actions: Any) -> Any:
+        _, _, terminations, truncations, infos = envs.recv()
+        envs.send(actions, infos["env_id"])
+        return terminations, truncations, infos["env_id"]
+
+    return Stepper(step, actions.sample, envs.num_envs, compute=compute, close=envs.close)
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> Setting:
@@ -254,11 +327,24 @@ def _lines(results: dict[str, Any], code: str) -> Iterator[str]:
         workers = "one a core" if row["num_workers"] is None else str(row["num_workers"])
         workers += ", one the caller" if row["caller_steps"] else ""
         workers += f", overlap={row['overlap']!r}" if row["overlap"] else ""
+        workers += f", batch_size={row['batch_size']}" if row["batch_size"] else ""
         setting = row["num_envs"], workers, row["wait_policy"], row["copy"]
-        yield line(*setting, *cells(row), "best" if row["best"] else "")
+        if row["share_of_limit"] > OVER:
+            row = {name: value for name, value in row.items() if name != "share_of_limit"}
+        yield line(*setting, *cells(row), "best" if row["best"] and results["best"] else "")
     yield ""
     yield from caution(results["rows"])
+    if results["best"] is None:
+        yield "No best setting: rounds differ more than settings. Until a quieter machine, or more"
+        yield "--seconds, tell, the defaults will do."
+        return
+    if results["batch"]:
+        size = results["batch"]["batch_size"]
+        yield f"Faster: batch_size={size} makes {results['batch']['steps_per_s']:,.0f} steps/s, in"
+        yield f"batches of the {size} envs that are ready first: docs/partial-batches.md."
     best = Setting(**results["best"])
+    if (best.num_workers or 0) > results["machine"]["usable_cores"]:
+        yield "More workers than cores: best where envs sleep, or other programs use the cores."
     options = best.options()
     arguments = "".join(f", {name}={value!r}" for name, value in options.items())
     yield "Best" + ("" if options else ", and the defaults") + ":"
@@ -284,7 +370,7 @@ def plot(results: dict[str, Any], file: Path) -> None:
             (min(cores, num_envs) if row["num_workers"] is None else row["num_workers"], rate)
             for row in results["rows"]
             if row["num_envs"] == num_envs and row["wait_policy"] == "adaptive" and row["copy"]
-            if not row["caller_steps"] and not row["overlap"]
+            if not row["caller_steps"] and not row["overlap"] and not row["batch_size"]
             for rate in [row["steps_per_s"]]
         )
         axes.plot(*zip(*points, strict=True), marker="o", label=f"{num_envs} envs")
