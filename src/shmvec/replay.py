@@ -157,8 +157,8 @@ class Replay:
         """Begins to record.
 
         Args:
-            envs: A :class:`~shmvec.ShmVectorEnv`, or what has its ``exchange``. No call may wait
-                for its results.
+            envs: A :class:`~shmvec.ShmVectorEnv`, or what has its ``exchange``, without wrappers
+                around it. No call may wait for its results.
             capacity: Number of records to keep, of all envs together, rounded up to as many of
                 each. An episode of n steps has n + 1.
             n_step: Steps whose rewards are summed, at most: fewer at an episode's end.
@@ -176,7 +176,8 @@ class Replay:
 
         Raises:
             ValueError: A number is out of range; another replay records these envs.
-            TypeError: Observations or actions are not arrays of fixed size in shared memory.
+            TypeError: The vector env is wrapped, or none of shmvec's; observations or actions are
+                not arrays of fixed size in shared memory.
             OSError: The capacity does not fit into the memory that is free, or onto the disk; or
                 the folder holds a replay already (FileExistsError).
             ClosedEnvironmentError: The vector env was closed.
@@ -656,13 +657,17 @@ def _exchange_of(envs: Any) -> Exchange:
     """The exchange of a vector env, which is open.
 
     Raises:
-        TypeError: It has none.
+        TypeError: It has none of its own: a wrapper has that of what it wraps.
     """
-    exchange = envs if isinstance(envs, Exchange) else getattr(envs, "exchange", None)
-    if exchange is None:
-        exchange = getattr(getattr(envs, "unwrapped", None), "exchange", None)
+    exchange = envs
+    if not isinstance(envs, Exchange) and hasattr(type(envs), "exchange"):
+        exchange = envs.exchange
     if not isinstance(exchange, Exchange):
-        raise TypeError(f"a replay records a ShmVectorEnv, got {type(envs).__name__}")
+        raise TypeError(
+            "a replay records a ShmVectorEnv, without wrappers around it, got "
+            f"{type(envs).__name__}: wrap the envs, or have it record what is below the wrappers: "
+            "envs.unwrapped"
+        )
     exchange.check_open()
     return exchange
 

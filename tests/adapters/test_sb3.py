@@ -415,7 +415,13 @@ def test_structured_actions():
             env.step({"go": np.zeros((NUM_ENVS, 2)), "say": ([0] * NUM_ENVS,)})
 
 
-def test_without_shared_memory_envs_get_any_action():
+def test_what_actions_envs_get():
+    with vec_env(partial(Spaces, gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (1,)))) as env:
+        env.reset()
+        env.step(np.zeros((NUM_ENVS, 3), np.float32))  # another shape, as from DummyVecEnv
+        assert env.get_attr("actions")[0][0].shape == (3,)
+        with pytest.raises(TypeError, match="wrong actions: they have dtype"):
+            env.step(np.full((NUM_ENVS, 1), "left"))
     actions = ["left", 0.5, None, (1,), 4]
     with vec_env(partial(Spaces, gym.spaces.Discrete(2)), shared_memory=False) as env:
         env.reset()

@@ -256,7 +256,7 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
         Raises:
             ClosedEnvironmentError: After ``close``.
             AlreadyPendingCallError: A step was begun already.
-            ValueError: The number or the shape of the actions is wrong. Nothing was sent.
+            ValueError: The number of the actions is wrong. Nothing was sent.
             TypeError: The dtype of the actions is wrong. Nothing was sent.
         """
         self._idle("step_async")
