@@ -155,7 +155,8 @@ CASES = {
             [env((1000, 0.5 * MS))] * 5 + [env((1000, 4 * MS))] + [env((1000, 0.5 * MS))] * 2,
             workers=2,
             waited=9.5,
-            starved_s=[1.0, 2.0],
+            cpu_s=[1.0, 2.5],
+            starved_s=[3.0, 6.0],  # between its steps, too
         ),
         "straggler",
         "batch_size=4",
@@ -269,6 +270,11 @@ CASES = {
         made([env((1000, 2 * MS))] * 16, workers=8, waited=9.0, cpu_s=0.1, starved_s=1.2),
         "env-bound",
         'overlap="auto"',
+    ),
+    "envs that sleep, on cores that others use all the time": (
+        made([env((1000, 2 * MS))] * 16, workers=8, waited=9.0, cpu_s=0.1, starved_s=3.0),
+        "oversubscribed",
+        "threads_per_worker=1",
     ),
     "envs that compute, on cores that others use at times": (
         made([env((1000, 2 * MS))] * 8, workers=2, waited=9.5, cpu_s=3.0, starved_s=1.9),

@@ -529,6 +529,7 @@ def _since(spent: tuple[float | None, ...], before: dict[str, float]) -> dict[st
 _LATE = 0.05  # messages through sockets / all steps
 _POLICY = 0.5  # time in which the caller waits / all time: less is policy-bound
 _STARVED = 0.25  # time without a core / time in envs
+_OURS = 0.5  # time on cores / that of all cores while the caller waits: less, and others have them
 _UNEVEN = 1.5  # time in envs of the busiest worker / of the others
 _SLOW = 3  # a step of the slowest env / of the median env: is named, whatever the verdict
 _RESETS = 0.5  # time in resets / time in envs
@@ -730,7 +731,8 @@ def _without_cores(stats: Stats, busy: float) -> Verdict | None:
         if share < 1
         else f"{share:.1f} times as long as they were in envs"
     )
-    if stats.num_workers > stats.cores:
+    used = sum(worker.cpu_s or 0.0 for worker in stats.workers)
+    if stats.num_workers > stats.cores and used > _OURS * stats.cores * stats.parent.waited_s:
         option = f"num_workers={stats.cores}"
         return Verdict(
             "too many workers",
@@ -808,7 +810,7 @@ def _slow_env(stats: Stats, busy: list[float], waited: float) -> Verdict | None:
     if stats.num_workers < 2 or not _in_lockstep(stats):
         return None
     # Other programs delay workers, and one of them more than others: that is nobody's step.
-    own = [max(0.0, worker.busy_s - worker.lacked_s) for worker in stats.workers]
+    own = [max(w.busy_s - w.lacked_s, min(w.busy_s, w.cpu_s or 0.0)) for w in stats.workers]
     worker = own.index(max(own))
     uneven = [max(own) > _UNEVEN * _rest(own), busy[worker] > _UNEVEN * _rest(busy)]
     slow = _slow_step(stats, stats.workers[worker].envs, _UNEVEN)
