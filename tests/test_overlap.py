@@ -348,10 +348,25 @@ def test_a_coroutine_that_hangs_is_cancelled_and_reset_alone(tmp_path):
         assert envs.processes[0].pid == pid and envs.stats().faults.timeouts == 1
 
 
-@pytest.mark.parametrize("policy", ["reset", "restart"])
-def test_a_thread_that_hangs_costs_its_worker(policy):
+class Computes(AsyncWaiter):
+    """Of what hangs it gives up nothing."""
+
+    async def step(self, action):
+        return Waiter.step(self, action)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "env"),
+    [
+        ("reset", "threads", Waiter),
+        ("restart", "threads", Waiter),
+        ("reset", "coroutines", Computes),
+    ],
+)
+def test_a_thread_or_a_coroutine_that_computes_costs_its_worker(policy, kind, env):
     faults = FaultPolicy(on_timeout=policy, step_timeout=0.3, backoff_s=0, max_restarts=100)
-    with closing(made("threads", [Waiter] * 4, faults=faults)) as envs:
+    overlap = 16 if kind == "threads" else None
+    with closing(ShmVectorEnv([env] * 4, num_workers=2, overlap=overlap, faults=faults)) as envs:
         envs.reset(seed=0)
         pids = [process.pid for process in envs.processes]
         assert envs.step([0, HANG, 0, 0])[3].tolist()[1:] == [True, False, False]
