@@ -1,16 +1,22 @@
 """What a worker that is replaced has lost: repeated or truncated as it must be, reported once."""
 
+import contextlib
+import multiprocessing
 import os
 import signal
+import threading
+import time
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
 from stepping import DEADLINE_S, STEPS, faulty, in_order, kill
-from tables import crossed
+from tables import crossed, deep
 
-from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
+import shmvec
+from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec.exchange import AutoresetMode
 from shmvec.faults import restart_seed
 
@@ -251,3 +257,117 @@ def test_a_worker_with_some_envs_between_episodes_and_actions_as_messages(length
         assert envs.stats().faults.restarts == 1
     finally:
         envs.close()
+
+
+# ---- while a replacement is built ----------------------------------------------------------------
+
+RELEASE_S = 3.0  # after which the test has the build go on
+IN_TIME_S = 2.5
+
+
+class Rebuilt(Counter):
+    """It dies of action 2; the env in its place is built as `how` says, until it is released."""
+
+    def __init__(self, folder, how):
+        super().__init__(99)
+        self.folder = folder
+        if (folder / "died").exists():
+            getattr(self, how)()
+
+    def step(self, action):
+        if action == 2:
+            (self.folder / "died").touch()
+            os._exit(1)
+        return super().step(action)
+
+    def slowly(self):
+        until = time.monotonic() + DEADLINE_S
+        while not (self.folder / "released").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def hangs_once(self):
+        (self.folder / "died").unlink()
+        self.slowly()
+
+    def is_stopped_once(self):
+        (self.folder / "died").unlink()
+        (self.folder / "stopped").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def crashes(self):
+        if not (self.folder / "released").exists():
+            os._exit(3)
+
+
+def release(folder):
+    (folder / "released").touch()
+    if (folder / "stopped").exists():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((folder / "stopped").read_text()), signal.SIGCONT)
+
+
+def step_wait(envs, folder):
+    envs.step_async([1, 2])
+    with pytest.raises(multiprocessing.TimeoutError):
+        envs.step_wait(timeout=0.3)
+
+
+def recv(envs, folder):
+    envs.send([2], [1])
+    with pytest.raises(multiprocessing.TimeoutError):
+        envs.recv(min_envs=1, timeout=0.3)
+
+
+def call_wait(envs, folder):
+    (folder / "died").touch()
+    kill(envs, [1])
+    envs.call_async("count")
+    with pytest.raises((multiprocessing.TimeoutError, WorkerCrashError)):
+        envs.call_wait(timeout=0.3)
+
+
+def step_within_limits(envs, folder):
+    with contextlib.suppress(WorkerCrashError, EnvTimeoutError):
+        envs.step([1, 2])
+
+
+def evaluate_with_hard_limit(envs, folder):
+    shmvec.evaluate(envs, lambda seen, env_ids: [2] * len(env_ids), 9, hard_time_limit=0.3)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="The wait for a replacement has no end of its own. It will end with the limit of the "
+    "call that waits; and reset_timeout, as there is none for starting, will limit each env that a "
+    "replacement builds, and be a fault of it. That comes with the core's events.",
+)
+@pytest.mark.parametrize(
+    ("use", "how"),
+    [
+        (step_wait, "slowly"),
+        (step_within_limits, "is_stopped_once"),
+        (evaluate_with_hard_limit, "slowly"),
+        *deep(
+            (recv, "slowly"),
+            (call_wait, "slowly"),
+            (step_within_limits, "hangs_once"),
+            (evaluate_with_hard_limit, "crashes"),
+        ),
+    ],
+)
+def test_a_wait_ends_though_a_replacement_is_not_built(use, how, tmp_path):
+    limited = use is step_within_limits
+    limits = {"step_timeout": 0.3, "reset_timeout": 0.3, "on_timeout": "restart"} if limited else {}
+    policy = FaultPolicy("restart", "reset", backoff_s=0, max_restarts=10**6, **limits)
+    fns = [partial(Rebuilt, tmp_path, how)] * 2
+    with ShmVectorEnv(fns, num_workers=2, faults=policy, hang_warning_s=0) as envs:
+        envs.reset(seed=1)
+        timer = threading.Timer(RELEASE_S, release, [tmp_path])
+        timer.start()
+        began = time.monotonic()
+        try:
+            use(envs, tmp_path)
+            assert time.monotonic() - began < IN_TIME_S
+        finally:
+            timer.join()
+            envs.close(terminate=True)
