@@ -5,12 +5,16 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include "platform.h"
 
 #define PATIENCE_NS (SV_NS_PER_S / 2)
 #define PAUSE_NS (SV_NS_PER_S / 1000)
+#define REAP (-1)   /* in place of a signal: wait for those that have ended */
+#define BY_PIDFD 3 /* P_PIDFD, which older headers lack */
 
 _Static_assert(sizeof(rlim_t) == 8, "a mark has 62 bits");
 
@@ -34,7 +38,7 @@ static bool is_marked(pid_t process, const uint64_t *marks, uint32_t count)
     return false;
 }
 
-/* Sends a signal to a process if it has one of the marks; returns whether it lives. */
+/* Sends a signal to a process if it has one of the marks, or waits for it; returns whether it lives. */
 static bool signal_if_marked(pid_t process, const uint64_t *marks, uint32_t count, int number)
 {
     if (!is_marked(process, marks, count))
@@ -43,8 +47,11 @@ static bool signal_if_marked(pid_t process, const uint64_t *marks, uint32_t coun
     if (pidfd < 0)
         return errno != ESRCH && errno != EINVAL; /* without a free descriptor: it may live */
     struct pollfd end = {.fd = pidfd, .events = POLLIN};
-    bool lives = is_marked(process, marks, count) && poll(&end, 1, 0) == 0;
-    if (lives && number != 0)
+    bool same = is_marked(process, marks, count);
+    bool lives = same && poll(&end, 1, 0) == 0;
+    if (same && number == REAP)
+        syscall(SYS_waitid, BY_PIDFD, pidfd, NULL, WEXITED | WNOHANG | __WALL, NULL);
+    else if (lives && number != 0)
         syscall(SYS_pidfd_send_signal, pidfd, number, NULL, 0);
     close(pidfd);
     return lives;
@@ -103,6 +110,15 @@ uint32_t sv_family_signal(const uint64_t *marks, uint32_t count, int number, pid
 {
     uint32_t living = pass_over(marks, count, number, spared);
     return living > 0 ? living : pass_over(marks, count, number, spared);
+}
+
+void sv_family_reap(const uint64_t *marks, uint32_t count)
+{
+    int adopts = getpid() == 1;
+    if (!adopts)
+        prctl(PR_GET_CHILD_SUBREAPER, &adopts);
+    if (adopts)
+        pass_over(marks, count, REAP, 0);
 }
 
 void sv_family_kill(uint64_t mark)

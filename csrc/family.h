@@ -46,6 +46,11 @@ int sv_family_lead(uint64_t mark);
  * it scans once more, so that none is left when it returns 0. */
 uint32_t sv_family_signal(const uint64_t *marks, uint32_t count, int number, pid_t spared);
 
+/* Waits for all children of this process with one of these marks that have ended, where it gets the
+ * orphans of others as its children (process 1 of a container, a subreaper): else they would stay as
+ * zombies.  A worker that is its child is one of them until it was waited for. */
+void sv_family_reap(const uint64_t *marks, uint32_t count);
+
 /* Kills every process with this mark except this one.  Returns after half a second at the latest,
  * even if some hang in the kernel. */
 void sv_family_kill(uint64_t mark);

@@ -321,3 +321,33 @@ def test_where_processes_cannot_be_marked_the_group_ends_with_its_worker(context
         check_gone(pids)
         """,
     )
+
+
+def test_a_program_that_gets_orphans_has_no_zombies_of_what_envs_have_started():
+    """Process 1 of a container is one, a subreaper another; its own children are its own."""
+    succeeds(
+        FAMILIES,
+        """
+        import ctypes
+
+        def zombies():
+            found = []
+            for children in os.scandir("/proc/self/task"):
+                for pid in open(f"{children.path}/children").read().split():
+                    if "Z" in open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]:
+                        found.append(int(pid))
+            return found
+
+        PR_SET_CHILD_SUBREAPER = 36
+        assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) == 0
+        own = subprocess.Popen(["sh", "-c", "exit 7"])
+        envs = made(faults=FaultPolicy(on_crash="restart", backoff_s=0))
+        envs.step([8, 1])
+        envs.restart()
+        os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)
+        assert zombies() == [own.pid], zombies()
+        envs.close()
+        assert zombies() == [own.pid], zombies()
+        assert own.wait() == 7
+        """,
+    )

@@ -20,8 +20,8 @@ _NAMES = {
     "messages": "copied pickle_value",
     "overlap": "OverlappedLoop",
     "process": "Descriptor buffer_c_lines clock_cost core_rates core_round_trip flush_c "
-    "guard_handler is_unhandled mark_process signal_marked start_watchdog stop_watchdog "
-    "yield_cost",
+    "guard_handler is_unhandled mark_process opened_pipe reap_marked signal_marked start_watchdog "
+    "stop_watchdog yield_cost",
     "replay": "ReplayLog Sampler",
     "segment": "COUNTERS Insight MappedMemory Segment reserve_pages segment_bytes",
     "trace": "TRACE_KINDS Recorder TraceSwitch read_trace trace_bytes",

@@ -994,6 +994,12 @@ def mark_process(mark: int) -> None:
         OSError: The hard limit that the mark must be below is too low.
     """
 
+def opened_pipe() -> list[Descriptor]:
+    """Opens a pipe; returns its read end and its write end."""
+
+def reap_marked(marks: Sequence[int]) -> None:
+    """Waits for ended children with one of these marks, if this process gets others' orphans."""
+
 def signal_marked(marks: Sequence[int], number: int, spared: int = 0) -> int:
     """Sends a signal to every process with one of these marks, except this one.
 

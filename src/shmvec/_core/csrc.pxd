@@ -251,6 +251,7 @@ cdef extern from "handler.h" nogil:
 
 cdef extern from "family.h" nogil:
     int sv_family_lead(uint64_t mark)
+    void sv_family_reap(const uint64_t *marks, uint32_t count)
     uint32_t sv_family_signal(const uint64_t *marks, uint32_t count, int number, int spared)
 
 

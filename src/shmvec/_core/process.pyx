@@ -16,6 +16,7 @@ from posix.signal cimport sigaction, sigaction_t
 
 from shmvec._core.csrc cimport (
     sv_family_lead,
+    sv_family_reap,
     sv_family_signal,
     sv_handler_guard,
     sv_probe_clock,
@@ -71,6 +72,11 @@ cdef class Descriptor:
             close(number)
 
 
+def opened_pipe():
+    # No bytecode runs in between, at which a signal's handler could raise.
+    return [Descriptor(int, number) for number in os.pipe()]
+
+
 # ---- watchdog --------------------------------------------------------------------------------
 
 
@@ -98,19 +104,25 @@ def mark_process(uint64_t mark):
         raise OSError(error, f"cannot mark this process: {os.strerror(error)}")
 
 
+cdef bytes packed_marks(marks):
+    return b"".join([mark.to_bytes(8, "little") for mark in marks])
+
+
 def signal_marked(marks, int number, int spared=0):
-    cdef uint32_t count = len(marks), i, living
-    cdef uint64_t *copied = <uint64_t *>malloc((count + 1) * sizeof(uint64_t))
-    if copied == NULL:
-        raise MemoryError
-    try:
-        for i in range(count):
-            copied[i] = marks[i]
-        with nogil:
-            living = sv_family_signal(copied, count, number, spared)
-    finally:
-        free(copied)
+    cdef bytes packed = packed_marks(marks)
+    cdef const uint64_t *first = <const uint64_t *><const char *>packed
+    cdef uint32_t count = len(packed) // sizeof(uint64_t), living
+    with nogil:
+        living = sv_family_signal(first, count, number, spared)
     return living
+
+
+def reap_marked(marks):
+    cdef bytes packed = packed_marks(marks)
+    cdef const uint64_t *first = <const uint64_t *><const char *>packed
+    cdef uint32_t count = len(packed) // sizeof(uint64_t)
+    with nogil:
+        sv_family_reap(first, count)
 
 
 # ---- handlers of signals ---------------------------------------------------------------------

@@ -31,7 +31,7 @@ from shmvec._hints import naming_limits
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._memory.segment import Kept
 from shmvec._processes.control import Attachment, Imported, Report, Resets
-from shmvec._processes.descendants import end_families, new_mark
+from shmvec._processes.descendants import end_families, new_mark, reap_families
 from shmvec._processes.launcher import Launcher
 from shmvec._processes.output import WorkerStderr, copy_stderr
 from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of
@@ -92,7 +92,8 @@ class Supervisor:
         self.changing = RLock()  # reentrant: a signal's handler may end them in the middle
         self._begun = -1  # the worker that is being replaced
         self._stderrs: list[WorkerStderr] = []
-        self._marks = [0] * len(self.ranges)  # of workers that may have started processes; else 0
+        self._marks = [0] * len(self.ranges)  # of what each worker has started
+        self._parents: set[int] = set()  # workers whose families were not ended yet
         self._up = [False] * len(self.ranges)
         self.alarms = Alarms()
         # A worker that is started later needs these as well.
@@ -260,6 +261,7 @@ class Supervisor:
     def _launch(self, index: int, keep: Callable[[Any, Channel], None]) -> None:
         """Starts a process, whose family is known by a new mark."""
         self._marks[index] = new_mark()
+        self._parents.add(index)
         self._launcher.start(index, self._marks[index], keep)
 
     def finish(self, index: int, resets: Resets) -> Failure | None:
@@ -416,6 +418,7 @@ class Supervisor:
         self._end_families(ended)
         for index in ended:
             self._release(index)
+        reap_families([self._marks[index] for index in ended])
         return others
 
     def _check_ended(self, others: Sequence[int]) -> None:
@@ -436,12 +439,12 @@ class Supervisor:
 
     def _end_families(self, indices: Iterable[int]) -> None:
         """Ends the processes that dead workers have started and not ended themselves."""
-        marks = {index: self._marks[index] for index in indices if self._marks[index]}
-        if marks:
-            end_families(list(marks.values()), _ORPHANS_PATIENCE_S)
-        for index in marks:
+        parents = self._parents.intersection(indices)
+        if parents:
+            end_families([self._marks[index] for index in parents], _ORPHANS_PATIENCE_S)
+        for index in parents:
             self.processes[index].end_group()
-            self._marks[index] = 0
+        self._parents -= parents
 
     def _release(self, index: int) -> None:
         """Closes what belongs to a process that has ended."""
