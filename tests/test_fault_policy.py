@@ -1,20 +1,25 @@
 """Faults that the policy deals with: up to them, transitions are those of envs stepped alone."""
 
+import gc
 import itertools
 import logging
 import multiprocessing
 import os
 import random
 import signal
+import sys
+import tempfile
 import time
+from functools import partial
 from textwrap import indent
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import Counter
 from equality import same
 from gymnasium.error import ClosedEnvironmentError
-from tables import crossed
+from tables import crossed, deep
 
 import shmvec
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
@@ -431,6 +436,42 @@ def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(dies, monkey
             signal.signal(signal.SIGALRM, before_that)
         assert not set(before) & {process.pid for process in envs.exchange.processes}
         envs.step([0, 0])
+
+
+OPENING = {"detach", "dup", "fork", "fork_exec", "open", "pidfd_open", "pipe", "socketpair"}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # Python closes it
+@pytest.mark.parametrize("context", ["fork", *deep("forkserver")])
+def test_a_restart_loses_nothing_that_it_has_opened_when_it_is_interrupted(context):
+    """Wherever a builtin function has opened something, or started a process."""
+    program, before = os.getpid(), []
+    with frail(2, num_workers=2, context=context) as envs:
+        envs.reset(seed=1)
+        envs.restart([1])
+        for last in itertools.count():
+            before.append(sorted(os.listdir("/proc/self/fd")))
+            left = last
+
+            def interrupt(frame, event, function):
+                nonlocal left
+                if event == "c_return" and os.getpid() == program and function.__name__ in OPENING:
+                    left -= 1
+                    if left < 0:
+                        sys.setprofile(None)
+                        raise KeyboardInterrupt
+
+            sys.setprofile(interrupt)
+            try:
+                envs.restart([1])
+                break
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.setprofile(None)
+            envs.step([0, 0])
+            gc.collect()
+        assert last > 0 and len({len(descriptors) for descriptors in before}) == 1, before
 
 
 def test_a_fork_made_while_a_worker_is_restarted_leaves_it_alone(monkeypatch):

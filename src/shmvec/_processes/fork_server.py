@@ -28,6 +28,7 @@ from socket import AF_UNIX, SOCK_SEQPACKET, recv_fds, send_fds, socket, socketpa
 from threading import RLock
 from typing import Any
 
+from shmvec._core import opened_pipe
 from shmvec._processes.interpreter import become_worker, start_interpreter
 from shmvec._processes.libraries import fresh_openmp, loaded_openmp
 from shmvec._processes.preloading import import_ahead, num_threads
@@ -129,16 +130,16 @@ class ForkServer:
         """The server's answer to a request; empty if the server has ended."""
         # A pipe for each answer: an answer to an interrupted request is not taken for another's.
         found: list[bytes] = []
-        answer, reply = os.pipe()
+        answer, reply = opened_pipe()
         try:
             try:
-                send_fds(self._socket, [request], [reply, *descriptors])
+                send_fds(self._socket, [request], [reply.number, *descriptors])
             except (BrokenPipeError, ConnectionResetError):
                 return b""
             finally:
-                os.close(reply)
-            self._wait_for(answer)
-            at_once(os.read, answer, _LONGEST, found)
+                reply.close()
+            self._wait_for(answer.number)
+            at_once(os.read, answer.number, _LONGEST, found)
         except BaseException:
             # Interrupted after the id had come: only this code knows of the worker, and ends it.
             if request == _FORK and found and found[0].isdigit():
@@ -146,7 +147,7 @@ class ForkServer:
                 self._ask(_REAP + found[0], [])
             raise
         finally:
-            os.close(answer)
+            answer.close()
         return found[0]
 
     def _wait_for(self, answer: int) -> None:

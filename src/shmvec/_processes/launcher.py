@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import os
 import sys
 from collections import ChainMap
@@ -13,7 +14,6 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.process import current_process
 from multiprocessing.reduction import ForkingPickler
 from pickle import dumps
-from socket import socketpair
 from typing import Any
 
 import cloudpickle
@@ -128,8 +128,11 @@ class Launcher:
             spare_envs=self._settings.spare_envs,
         )
         occupy_streams()
-        mine, theirs = socketpair()
-        channel = Channel(mine.detach())
+        mine, theirs = _socket.socketpair()  # socket's own may lose one to a signal's handler
+        channels: list[Channel] = []
+        # In one bytecode: no handler's exception comes while nobody owns the descriptor.
+        channels.extend(map(Channel, map(_socket.socket.detach, [mine])))
+        channel = channels[0]
         try:
             process = WorkerProcess(
                 target=run_forked,

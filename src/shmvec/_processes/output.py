@@ -28,7 +28,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shmvec._core import Channel, buffer_c_lines, flush_c
+from shmvec._core import Channel, buffer_c_lines, flush_c, opened_pipe
 from shmvec._processes.stacks import OURS, is_wanted
 
 __all__ = ["WorkerStderr", "copy_stderr", "excerpt", "finish_output", "take_output"]
@@ -157,7 +157,6 @@ class WorkerStderr:
         cut: Whether the last byte that was copied was in the middle of a line.
     """
 
-    reader = _writer = -1
     cut = False
     _crashed = False  # a report of a crash has begun
     _in_ours = False  # and so have the frames below the env's, in the stack of a thread
@@ -165,7 +164,8 @@ class WorkerStderr:
     def __init__(self, channel: Channel, worker: Hashable = None) -> None:
         """Sends the worker its end of the pipe."""
         self.worker = worker
-        self.reader, self._writer = os.pipe()
+        self._ends = opened_pipe()
+        self.reader = self._ends[0].number
         os.set_blocking(self.reader, False)
         with contextlib.suppress(OSError):  # this user's pipes use too much memory already
             fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -173,9 +173,9 @@ class WorkerStderr:
         self._last = b""
         self._moved_at = 0.0  # when bytes were last copied, or began to be held
         try:
-            channel.put(0, b"", [self._writer])
+            channel.put(0, b"", [self._ends[1].number])
         finally:
-            self._close_writer()
+            self._ends[1].close()
         with _copier.lock:
             _copier.pipes.append(self)
 
@@ -235,21 +235,11 @@ class WorkerStderr:
         del self.held[:count]
         self._moved_at = time.monotonic()
 
-    def _close_writer(self) -> None:
-        # Forgotten first: an exception (Ctrl-C) comes after the call, when the number is free.
-        writer, self._writer = self._writer, -1
-        if writer >= 0:
-            os.close(writer)
-
     def drop(self) -> None:
         """Closes both ends of the pipe."""
-        self._close_writer()
-        reader, self.reader = self.reader, -1
-        if reader >= 0:
-            os.close(reader)
-
-    def __del__(self) -> None:
-        self.drop()
+        self.reader = -1  # first: the number is free after the call
+        for end in self._ends:
+            end.close()
 
 
 @dataclass
