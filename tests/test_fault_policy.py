@@ -511,6 +511,45 @@ def test_recycled_after_so_many_steps():
         envs.close()
 
 
+class Holding(Counter):
+    """Holds something that stays when its process is killed: a file."""
+
+    def __init__(self, folder, close_s=0.0):
+        super().__init__(99)
+        descriptor, self.path = tempfile.mkstemp(dir=folder)
+        os.close(descriptor)
+        self.close_s = close_s
+
+    def close(self):
+        time.sleep(self.close_s)
+        os.unlink(self.path)
+
+
+@pytest.mark.parametrize("how", ["restart", "recycle"])
+def test_envs_of_a_worker_that_is_well_are_closed_before_it_is_replaced(how, tmp_path):
+    options = {"recycle_after": 2} if how == "recycle" else {}
+    with ShmVectorEnv([partial(Holding, tmp_path)] * 4, num_workers=2, **options) as envs:
+        envs.reset(seed=0)
+        for _ in range(2):
+            envs.step([1] * 4)
+            if how == "restart":
+                envs.restart()
+        assert envs.stats().faults.restarts >= 2
+        assert len(os.listdir(tmp_path)) == 4
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.deep
+def test_an_env_that_does_not_close_does_not_stop_a_restart(tmp_path):
+    with ShmVectorEnv([partial(Holding, tmp_path, 60.0)], num_workers=1) as envs:
+        envs.reset(seed=0)
+        began = time.monotonic()
+        envs.restart()
+        assert 5 <= time.monotonic() - began < 30
+        envs.step([1])
+        envs.close(terminate=True)
+
+
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_too_many_faults(batch_size):
     policy = FaultPolicy(on_crash="restart", on_error="reset", max_restarts=2, backoff_s=0.01)

@@ -646,8 +646,11 @@ class Links:
     def remind(self) -> None:
         """Wakes all workers once more."""
 
-    def ask_to_close(self) -> None:
-        """Asks all workers to close their envs and end, and does not wait; for any thread.
+    def ask_to_close(self, workers: Sequence[int] | None = None) -> None:
+        """Asks workers to close their envs and end, and does not wait; for any thread.
+
+        Args:
+            workers: Which. None: all.
 
         Raises:
             RuntimeError: A request ring is full.

@@ -263,8 +263,8 @@ cdef class Links:
             raise RuntimeError(f"the request ring of worker {worker} is full or damaged")
         return 0
 
-    def ask_to_close(self):
-        """Asks all workers to close their envs and end, and does not wait.
+    def ask_to_close(self, workers=None):
+        """Asks workers (None: all) to close their envs and end, and does not wait.
 
         Any thread may call it, as it changes nothing of requests and answers.
         """
@@ -272,7 +272,7 @@ cdef class Links:
         cdef uint32_t worker
         request.sequence = self.sequence + 1
         request.operation = CLOSE
-        for worker in range(self.num_workers):
+        for worker in range(self.num_workers) if workers is None else workers:
             request.first = self.firsts[worker]
             request.count = self.counts[worker]
             self.push(worker, &request)

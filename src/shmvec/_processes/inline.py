@@ -249,6 +249,10 @@ class InlineWorker:
     def dismiss(self) -> None:
         """Does nothing: no worker waits."""
 
+    def wait_for_ends(self, *arguments: object) -> list[Failure]:
+        """Does nothing: no process ends."""
+        return []
+
     def stop(
         self, timeout: float | None, remind: Callable[[], object] | None = None
     ) -> list[Failure]:

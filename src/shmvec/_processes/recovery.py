@@ -8,6 +8,7 @@ Ctrl-C has interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import time
@@ -41,6 +42,7 @@ log = logging.getLogger("shmvec")
 
 _HEED_S = 1.0  # for an env to react to an interruption
 _BACKOFF_MOST_S = 30.0
+_CLOSE_S = 5.0  # for the envs of a worker to close that is replaced though it is well
 _SLICE_S = 0.05  # between two checks whether the vector env was closed
 
 # The reason why a worker is replaced: an error, or a text that is logged.
@@ -306,11 +308,34 @@ class Recovery:
 
     def _lose_those_that_are_down(self) -> None:
         """Confirms that workers are dead before their slots are reused: a live one could write."""
-        for worker in self.down:
-            if not self._ledger.is_lost(worker) and not self._is_replaced(worker):
-                self._receive(worker)
-                self._workers.end(worker)
-                self._ledger.lose(worker)
+        lost = [
+            worker
+            for worker in self.down
+            if not self._ledger.is_lost(worker) and not self._is_replaced(worker)
+        ]
+        for worker in lost:
+            self._receive(worker)
+        self._close_idle(lost)
+        for worker in lost:
+            self._workers.end(worker)
+            self._ledger.lose(worker)
+
+    def _close_idle(self, workers: Sequence[int]) -> None:
+        """Has the envs of workers close that live and have nothing else to do."""
+        links = self._ledger.links
+        idle = [
+            worker
+            for worker in workers
+            if links.is_idle(worker)
+            and not self._workers.is_here(worker)
+            and self._workers.is_up(worker)
+        ]
+        if not idle:
+            return
+        with contextlib.suppress(RuntimeError):  # a request ring is damaged
+            links.ask_to_close(idle)
+        for failure in self._workers.wait_for_ends(idle, _CLOSE_S, [], links.remind):
+            log.warning("env %d, as it was closed to be restarted: %s", failure.env, failure.text)
 
     def _start_those_that_are_down(self) -> None:
         """Starts workers in place of those that are down; those that fail stay down."""

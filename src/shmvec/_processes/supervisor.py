@@ -493,40 +493,12 @@ class Supervisor:
 
     def _stop(self, timeout: float | None, remind: Callable[[], object] | None) -> list[Failure]:
         self.dismiss()
-        failures: list[Failure] = []
-        deadline = None if timeout is None else time.monotonic() + timeout
         waiting = [index for index, each in enumerate(self.processes) if each.sentinel >= 0]
         if self._begun in waiting:  # its start was interrupted, and it was not dismissed
             waiting.remove(self._begun)
-        died: list[int] = []  # without having closed their envs
-        closing = Watch(self._hangs, "has been closing its envs")
-        ending = Watch(self._hangs, "has closed its envs, but a thread or an exit hook has run on")
+        died: list[int] = []
         try:
-            while waiting:
-                left = _SLICE_S if deadline is None else deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self.listen(waiting, left)
-                if self.ended:  # by a signal's handler, meanwhile
-                    break
-                for index in list(waiting):
-                    ended = self.processes[index].has_ended()
-                    self.channels[index].pump()  # a worker must not block on a full socket
-                    farewell = self.channels[index].farewell
-                    if ended:
-                        waiting.remove(index)
-                        if farewell is None:
-                            if self._up[index]:
-                                died.append(index)
-                            continue
-                        self._marks[index] = 0  # it has ended the processes that it started
-                        with contextlib.suppress(Exception):
-                            failures += self.unpack(farewell)
-                closed = [each for each in waiting if self.channels[each].farewell is not None]
-                ending.look(closed, self._where)
-                closing.look([each for each in waiting if each not in closed], self._where)
-                if remind is not None:
-                    remind()
+            return self.wait_for_ends(waiting, timeout, died, remind)
         finally:
             said = stderr_text({index: self.last_words(index) for index in sorted(died)})
             others = self._end(range(len(self.processes)))
@@ -538,6 +510,55 @@ class Supervisor:
                 self._abandon(index)
             self._close_descriptors()
             self.ended = True
+
+    def wait_for_ends(
+        self,
+        indices: Sequence[int],
+        timeout: float | None,
+        died: list[int],
+        remind: Callable[[], object] | None = None,
+    ) -> list[Failure]:
+        """Waits until workers have ended that were asked to close, or until all are being stopped.
+
+        Args:
+            indices: The workers.
+            timeout: Seconds to wait; None: no limit.
+            died: Takes those that have ended without having closed their envs.
+            remind: Asks them to close once more; called every 50 ms.
+
+        Returns:
+            What closing the envs has raised.
+        """
+        failures: list[Failure] = []
+        waiting, stopped = list(indices), self.stopped
+        deadline = None if timeout is None else time.monotonic() + timeout
+        closing = Watch(self._hangs, "has been closing its envs")
+        ending = Watch(self._hangs, "has closed its envs, but a thread or an exit hook has run on")
+        while waiting:
+            left = _SLICE_S if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                break
+            self.listen(waiting, left)
+            if self.ended or self.stopped != stopped:  # by another thread or a signal's handler
+                break
+            for index in list(waiting):
+                ended = self.processes[index].has_ended()
+                self.channels[index].pump()  # a worker must not block on a full socket
+                farewell = self.channels[index].farewell
+                if ended:
+                    waiting.remove(index)
+                    if farewell is None:
+                        if self._up[index]:
+                            died.append(index)
+                        continue
+                    self._parents.discard(index)  # it has ended what it started
+                    with contextlib.suppress(Exception):
+                        failures += self.unpack(farewell)
+            closed = [each for each in waiting if self.channels[each].farewell is not None]
+            ending.look(closed, self._where)
+            closing.look([each for each in waiting if each not in closed], self._where)
+            if remind is not None:
+                remind()
         return failures
 
     def _fates(self, indices: Iterable[int]) -> str:
