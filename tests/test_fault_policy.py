@@ -511,6 +511,20 @@ def test_recycled_after_so_many_steps():
         envs.close()
 
 
+def test_recycled_where_episodes_end_and_one_worker_after_the_other():
+    with ShmVectorEnv([partial(Counter, 4)] * 2, num_workers=2, recycle_after=10) as envs:
+        envs.reset(seed=0)
+        first = [process.pid for process in envs.processes]
+        steps = []
+        for step in range(1, 12):
+            assert not envs.step([1, 1])[3].any()
+            for worker, process in enumerate(envs.processes):
+                if process.pid != first[worker]:
+                    first[worker] = process.pid
+                    steps.append((worker, step))
+        assert steps == [(0, 4), (1, 9)]
+
+
 class Holding(Counter):
     """Holds something that stays when its process is killed: a file."""
 

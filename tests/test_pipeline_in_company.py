@@ -133,12 +133,12 @@ def test_a_group_that_waits_for_its_worker_to_be_recycled_as_another_one_ends():
         # Of the second rollout: one env comes to its 2nd step when the other one makes its last.
         return [{(0, 5): 200, (1, 7): 400}.get((env, asked[env]), 0)]
 
-    envs = ShmVectorEnv([Sleeps] * 2, num_workers=2, recycle_after=5)
+    envs = ShmVectorEnv([Sleeps] * 2, num_workers=2, recycle_after=10)
     with closing(envs):
         pipeline = Pipeline(envs, policy, groups=2)
         pipeline.reset(seed=0)
         pipeline.collect(3)
-        envs.restart([1])  # only the first worker is worn as soon
+        # The first worker is worn after five steps, the other after ten.
         rollout = pipeline.collect(4)
         assert asked == [7, 7] and rollout.infos[3]["_fault"].tolist() == [True, False]
 

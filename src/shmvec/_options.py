@@ -637,8 +637,10 @@ class VectorEnvOptions:
     )
     recycle_after: int | None = _option(
         None,
-        """A worker is restarted after so many steps of each of its envs, for simulators that leak.
-        Envs that are in an episode then are truncated.""",
+        """A worker is restarted after so many steps of each of its envs, for simulators that leak;
+        up to a quarter earlier if the episodes of all its envs are over then. Envs that are in an
+        episode are truncated. Workers do so one after the other: the first restart of worker ``i``
+        of ``n`` comes after ``(i + 1) / n`` of these steps.""",
         check=_positive("recycle_after"),
         parse=int,
     )

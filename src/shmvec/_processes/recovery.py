@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import multiprocessing
 import time
 from collections import deque
@@ -43,6 +44,7 @@ log = logging.getLogger("shmvec")
 _HEED_S = 1.0  # for an env to react to an interruption
 _BACKOFF_MOST_S = 30.0
 _CLOSE_S = 5.0  # for the envs of a worker to close that is replaced though it is well
+_LAST_PART = 0.75  # of its steps: after it a worker is recycled once its envs' episodes are over
 _SLICE_S = 0.05  # between two checks whether the vector env was closed
 
 # The reason why a worker is replaced: an error, or a text that is logged.
@@ -244,19 +246,34 @@ class Recovery:
     def recycle(self, envs: Collection[int] | None) -> list[int]:
         """Restarts workers that have made as many steps as they may and own only these envs.
 
+        A worker is restarted earlier, in the last quarter of its steps, where the episodes of all
+        its envs are over. The first restarts of workers are spread over time, and so are those that
+        follow.
+
         Returns:
             The envs of such workers that were not restarted.
         """
         links, left = self._ledger.links, list[int]()
         for worker, owned in enumerate(self._workers.ranges):
-            steps = links.steps_of(worker)
-            if self._recycle_after is None or steps < self._recycle_after * len(owned):
+            steps, most = links.steps_of(worker), self._most_steps(worker)
+            if steps < _LAST_PART * most:
+                continue
+            if steps < most and not all(map(self._ledger.is_over, owned)):
                 continue
             if links.is_idle(worker) and (envs is None or set(envs).issuperset(owned)):
                 self._replace({worker: f"recycled after {steps} steps"})
             else:
                 left += owned
         return left
+
+    def _most_steps(self, worker: int) -> float:
+        """The number of steps after which a worker is restarted."""
+        if self._recycle_after is None:
+            return math.inf
+        most = self._recycle_after
+        if self._restarts[worker] == 0:
+            most = math.ceil(most * (worker + 1) / len(self._workers.ranges))
+        return most * len(self._workers.ranges[worker])
 
     def _replace(self, causes: dict[int, Any], env: int | None = None) -> None:
         """Replaces workers, all at the same time."""
