@@ -62,6 +62,54 @@ def test_reset_takes_a_list_of_options(num_workers):
             envs.reset(options=[{}, {}])
 
 
+class Takes(Counter):
+    """Changes in place what it is given."""
+
+    held = taken = None
+
+    def reset(self, *, seed=None, options=None):
+        self.taken = (options.pop("level", None), options["where"].pop())
+        return super().reset(seed=seed)
+
+    def take(self, where, *, level):
+        level["seen"] = level.get("seen", 0) + 1
+        where += 1
+        return where.tolist(), level["seen"]
+
+    def held_value(self):
+        self.held["where"] += 1
+        return self.held["where"].tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 0},
+        {"num_workers": 1},
+        {"num_workers": 2, "caller_steps": True},
+        {"num_workers": 1, "overlap": 2},
+        {"num_workers": 1, "spare_envs": 1},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_what_envs_are_given_is_their_own(options):
+    """What one env changes in it changes no other's: results depend on no number of workers."""
+    with closing(shmvec.ShmVectorEnv([Takes] * 4, **options)) as envs:
+        given = {"level": 3, "where": [1, 2]}
+        envs.reset(options=given)
+        assert envs.get_attr("taken") == ((3, 2),) * 4
+        envs.reset(options=[{"level": env, "where": given["where"]} for env in range(4)])
+        assert envs.get_attr("taken") == tuple((env, 2) for env in range(4))
+        assert given == {"level": 3, "where": [1, 2]}
+        where, level = np.zeros(2), {}
+        assert envs.call("take", where, level=level) == (([1, 1], 1),) * 4
+        envs.set_attr("held", {"where": where})
+        assert envs.call("held_value") == ([1, 1],) * 4
+        envs.set_attr("held", [{"where": where}] * 4)
+        assert envs.call_some([3, 1], "held_value") == ([1, 1],) * 2
+        assert where.tolist() == [0, 0] and level == {}
+
+
 @WORKERS
 def test_call_some_calls_only_these_envs_in_the_order_asked_for(num_workers):
     with vector_env(num_workers) as envs:

@@ -28,7 +28,15 @@ from typing import Any
 import cloudpickle
 from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID, _get_or_create_tracker_id
 
-__all__ = ["Pickler", "dumps", "dumps_for_main", "loads_in_main", "share_classes"]
+__all__ = [
+    "Copies",
+    "Pickler",
+    "copied_from",
+    "dumps",
+    "dumps_for_main",
+    "loads_in_main",
+    "share_classes",
+]
 
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()  # classes that are made, without attributes
 
@@ -96,6 +104,30 @@ def dumps(
         pickler.of_main = of_main
         pickler.dump(value)
         return file.getvalue()
+
+
+class Copies:
+    """A value of which each env gets a copy of its own, by which it changes no other env's.
+
+    Attributes:
+        empty: Whether the value is an empty dict.
+    """
+
+    __slots__ = ("_pickled", "empty")
+
+    def __init__(self, value: Any) -> None:
+        """Pickles the value; raises what that raises."""
+        self._pickled = dumps(value)
+        self.empty = type(value) is dict and not value
+
+    def take(self) -> Any:
+        """A new copy."""
+        return loads(self._pickled)
+
+
+def copied_from(value: Any) -> Any:
+    """A new copy, if this is Copies; else the value itself."""
+    return value.take() if type(value) is Copies else value
 
 
 def dumps_for_main(value: Any, kind: type[Pickler] = Pickler) -> bytes:

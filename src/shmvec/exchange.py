@@ -54,7 +54,7 @@ from shmvec._hints import add_note
 from shmvec._memory.layout import ActionRows
 from shmvec._options import Settings, described, exchange_settings
 from shmvec._processes.assembly import agree, assemble, workers_for
-from shmvec._processes.commands import packed_command, packed_reset
+from shmvec._processes.commands import copies_of_each, packed_command, packed_reset
 from shmvec._processes.host import EnvFn, HostedEnv
 from shmvec._processes.inline import Workers
 from shmvec._processes.recovery import Recovery
@@ -351,6 +351,7 @@ class Exchange(OwnsProcesses, BatchSteps):
             ledger.reset(chosen)
             return
         ledger.check(chosen)
+        options = copies_of_each(workers, options)
         packed = packed_reset(workers, chosen.tolist(), seeds, options)
         order = np.argsort(chosen)
         arguments = [

@@ -83,6 +83,7 @@ import os
 import numpy as np
 
 from shmvec._core import messages
+from shmvec._pickling import copied_from
 
 # What an env was doing, for error messages.
 OPERATIONS = {STEP: "step", RESET: "reset", COMMAND: "call", CLOSE: "close"}
@@ -625,7 +626,7 @@ cdef class WorkerLoop:
         sv_busy_begin(self.activity, sv_busy(self.first_env + i, SV_IN_RESET), start)
         try:
             if explicit:
-                result = self.envs[i].reset(seed=seed, options=options)
+                result = self.envs[i].reset(seed=seed, options=copied_from(options))
             else:
                 result = self.envs[i].reset()
         except BaseException:

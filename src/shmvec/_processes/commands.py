@@ -10,11 +10,37 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
+from shmvec._pickling import Copies
 from shmvec._processes.control import Late
 from shmvec._processes.inline import Workers
 from shmvec.faults import Failure
 
-__all__ = ["Unreadable", "packed_command", "packed_reset", "read_late"]
+__all__ = ["Unreadable", "copies_of_each", "packed_command", "packed_reset", "read_late"]
+
+_UNCHANGING = (type(None), bool, int, float, str, bytes)
+
+
+def copies_of_each(workers: Workers, values: Sequence[Any] | None) -> list[Any] | None:
+    """Values for envs as what each takes a copy of its own from, before anything changes them.
+
+    Without worker processes, envs share what cannot be pickled.
+    """
+    if values is None:
+        return None
+    made: dict[int, Any] = {}  # one value may be for many envs
+    for value in values:
+        if id(value) not in made:
+            made[id(value)] = value if type(value) in _UNCHANGING else _copies_of(workers, value)
+    return [made[id(value)] for value in values]
+
+
+def _copies_of(workers: Workers, value: Any) -> Any:
+    try:
+        return Copies(value)
+    except Exception:
+        if workers.processes:
+            raise
+        return value
 
 
 def packed_reset(
@@ -56,6 +82,12 @@ def packed_command(
     """
     named = set(envs)
     packed = {}
+    if name == "call":
+        attribute, *arguments = payload
+        arguments = [_copies_of(workers, arguments)] if any(arguments) else [None]
+    else:
+        attribute, values = payload
+        values = dict(zip(values, copies_of_each(workers, values.values()) or (), strict=True))
     for index, owned in enumerate(workers.ranges):
         mine = named.intersection(owned)
         if not mine:
@@ -63,9 +95,8 @@ def packed_command(
         if name == "call":
             chose_all = len(mine) == len(owned)
             lent = chose_all or not any(map(is_out, owned))
-            message = (*payload, None if chose_all else frozenset(mine), lent)
+            message = (attribute, *arguments, None if chose_all else frozenset(mine), lent)
         else:
-            attribute, values = payload
             message = attribute, {env: values[env] for env in mine if env in values}
         packed[index] = workers.pack((name, message))
     return packed

@@ -18,6 +18,7 @@ import gymnasium as gym
 from shmvec._core import MappedMemory, Recorder, Segment, WorkerLoop, end_forks
 from shmvec._hints import of_action, of_env_fn, of_reset, of_thread
 from shmvec._memory.layout import Layout, misfit
+from shmvec._pickling import copied_from
 from shmvec._processes.control import Attachment, Late, Report
 from shmvec._processes.overlap import (
     Alarm,
@@ -295,11 +296,14 @@ class EnvHost:
                 self._stop_recording()
             return None, Call(name, lambda env, index: None, chosen=())
         if name == "call":
-            attribute, args, kwargs, chosen, lent = payload
+            attribute, arguments, chosen, lent = payload
 
             def run(env: gym.Env[Any, Any], index: int) -> Any:
                 found = _found(env, attribute)
-                return found(*args, **kwargs) if callable(found) else found
+                if not callable(found):
+                    return found
+                args, kwargs = ((), {}) if arguments is None else copied_from(arguments)
+                return found(*args, **kwargs)
 
             return None, Call(attribute, run, lent, chosen)
         if name != "set_attr":
@@ -307,7 +311,7 @@ class EnvHost:
         attribute, values = payload
 
         def assign(env: gym.Env[Any, Any], index: int) -> None:
-            env.set_wrapper_attr(attribute, values[index])
+            env.set_wrapper_attr(attribute, copied_from(values[index]))
 
         return None, Call(f"set_attr({attribute!r})", assign, chosen=values, for_copies=True)
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import gymnasium as gym
 
 from shmvec._core import copied, end_forks
+from shmvec._pickling import Copies, copied_from
 from shmvec.faults import derived_seed
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ class Executor:
         if copy.following is not None:
             seed = arguments.get("seed")
             options = arguments.get("options")
-            empty = options is None or (isinstance(options, dict) and len(options) == 0)
+            empty = options is None or (isinstance(options, Copies) and options.empty)
             given = seed is not None or not empty
             # Where all resets are given seeds, none is made ahead.
             self._looks_ahead[i] = not (given and self._given[i])
@@ -318,7 +319,7 @@ class Executor:
             else:
                 promised = self._promise(i, self._episodes[i])
                 arguments = _seeded(promised)
-        function = partial(copy.env.reset, **arguments)
+        function = partial(_reset, copy.env, arguments)
         self._launch(Work(i, "reset", copy, function, promised=promised))
 
     def _promise(self, i: int, episode: int) -> tuple[int, int | None]:
@@ -450,6 +451,11 @@ def _seeded(promised: tuple[int, int | None]) -> dict[str, Any]:
     """The arguments of a reset for an episode."""
     seed = promised[1]
     return {} if seed is None else {"seed": seed}
+
+
+def _reset(env: Any, arguments: dict[str, Any]) -> Any:
+    """Resets an env, with options of its own; of a coroutine function, begins that."""
+    return env.reset(**{name: copied_from(value) for name, value in arguments.items()})
 
 
 def _is_over(outcome: Outcome) -> bool:
