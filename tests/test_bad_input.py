@@ -228,7 +228,7 @@ def test_a_worker_dies_while_it_builds_its_envs(context):
 
         os._exit(7)
 
-    with pytest.raises(WorkerCrashError, match=r"worker 1 \(envs 1 to 1\) exit code 7"):
+    with pytest.raises(WorkerCrashError, match=r"worker 1 \(env 1\) exit code 7"):
         ShmVectorEnv([make_counter, deadly], num_workers=2, context=context)
 
 

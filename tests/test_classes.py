@@ -93,6 +93,7 @@ SCRIPT = """
             envs.call("fail")
         except Mistake as error:
             assert error.args == ("so",)
+            assert f'File "{check.__code__.co_filename}"' in str(error.__cause__)
         envs.close()
 
     if __name__ == "__main__":

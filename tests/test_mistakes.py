@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from tables import deep
 
 import shmvec
@@ -65,6 +66,16 @@ class Returns(Counter):
 
     def step(self, action):
         return self.of_step
+
+
+class Ends(Counter):
+    def __init__(self, *ends):
+        super().__init__(9)
+        self.ends = ends
+
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, *self.ends, info
 
 
 class InfoOnce(Counter):
@@ -154,6 +165,66 @@ MISTAKES = {
         lambda n: shmvec.make_vec("CartPole-v1", nun_envs=4, num_workers=min(n, 1)),
         TypeError,
         ["nun_envs", "Did you mean 'num_envs'?"],
+    ),
+    "an id and num_envs": (
+        lambda n: ShmVectorEnv("CartPole-v1", num_envs=4, num_workers=n),
+        TypeError,
+        ["env_fns must be a list", "shmvec.make_vec('CartPole-v1', num_envs=8)"],
+    ),
+    "num_envs of functions": (
+        lambda n: ShmVectorEnv([make_counter], num_envs=4, num_workers=n),
+        TypeError,
+        ["has no option 'num_envs'", "each function in env_fns, [make_env] * 8"],
+    ),
+    "a function that returns a class": (
+        lambda n: ShmVectorEnv([lambda: Counter], num_workers=min(n, 1)),
+        TypeError,
+        ["env_fns[0]() returned a class, Counter, not an env: give Counter itself"],
+    ),
+    "a vectorization_mode": (
+        lambda n: shmvec.make_vec("CartPole-v1", 2, vectorization_mode="async", num_workers=n),
+        TypeError,
+        ["make_vec has no vectorization_mode", "always. Leave it out"],
+    ),
+    "one wrapper": (
+        lambda n: shmvec.make_vec("CartPole-v1", 2, wrappers=iter_, num_workers=n),
+        TypeError,
+        ["wrappers must be a list of functions", "iter_"],
+    ),
+    "num_envs is text": (
+        lambda n: shmvec.make_vec("CartPole-v1", num_envs="2", num_workers=n),
+        TypeError,
+        ["num_envs must be an int, got '2'"],
+    ),
+    "terminated is text": (
+        lambda n: made(lambda: Ends("no", False), num_workers=n).step([0] * 4),
+        TypeError,
+        ["env 0: terminated is 'no'; it must be a bool"],
+    ),
+    "truncated is None": (
+        lambda n: made(lambda: Ends(np.False_, None), num_workers=n).step([0] * 4),
+        TypeError,
+        ["env 0: truncated is None; it must be a bool"],
+    ),
+    "a mask in a list of options": (
+        lambda n: made(num_workers=n).reset(options=[{"reset_mask": np.ones(4, bool)}] * 4),
+        ValueError,
+        ["options['reset_mask'] is in a list of options", "async_reset", "Nothing was sent"],
+    ),
+    "a mask beside env_id": (
+        lambda n: made(num_workers=n).async_reset(options={"reset_mask": True}, env_id=[1]),
+        ValueError,
+        ["options['reset_mask'] is beside env_id"],
+    ),
+    "a wrapper of batches of some envs": (
+        lambda n: RecordEpisodeStatistics(made(num_workers=n, batch_size=2)).step([0, 1]),
+        ValueError,
+        ["with batch_size=2", "Wrappers of vector envs", "Nothing was sent"],
+    ),
+    "a second reset of batches": (
+        lambda n: made(num_workers=n, batch_size=2).reset(),
+        ValueError,
+        ["with batch_size=2", "recv()", "Nothing was sent"],
     ),
     "an argument of evaluate": (
         lambda n: shmvec.evaluate("CartPole-v1", np.zeros_like, num_env=2, num_workers=n),

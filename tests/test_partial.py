@@ -228,6 +228,20 @@ def test_order_is_recorded_and_replayed(workers):
         assert_infos(mine[4], theirs[4])
 
 
+@pytest.mark.parametrize("batch_size", [3, (2, 3)])
+def test_fewer_envs_than_a_batch_are_reset_and_stepped(batch_size):
+    late = {"batch_timeout": DEADLINE} if isinstance(batch_size, tuple) else {}
+    envs = ShmVectorEnv(stories(4), num_workers=2, batch_size=batch_size, **late)
+    try:
+        envs.reset(seed=1)
+        envs.recv(min_envs=1, timeout=DEADLINE)
+        mask = np.array([False, True, False, False])
+        assert envs.reset(options={"reset_mask": mask})[1]["env_id"].tolist() == [1]
+        assert envs.step([5], [2])[1].tolist() == [5]
+    finally:
+        envs.close()
+
+
 def test_an_order_that_does_not_fit():
     envs = ShmVectorEnv(stories(3), num_workers=1, batch_size=1, replay_order=[[0], [0], [1, 2]])
     try:

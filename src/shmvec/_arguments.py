@@ -27,6 +27,7 @@ __all__ = [
     "checked_options",
     "checked_seconds",
     "checked_seeds",
+    "checked_wrappers",
     "existing_env_ids",
     "masked_env_ids",
     "one_each",
@@ -62,6 +63,18 @@ def checked_env_fns(env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> list[
                 "an env (write `lambda: gym.make(...)`)"
             )
     return functions
+
+
+def checked_wrappers(wrappers: Any) -> list[Callable[[Any], Any]]:
+    """Checks functions that wrap an env; returns a list."""
+    if isinstance(wrappers, Iterable) and not isinstance(wrappers, (str, dict)):
+        functions = list(wrappers)
+        if all(map(callable, functions)):
+            return functions
+    raise TypeError(
+        "wrappers must be a list of functions that take an env and return it wrapped, such as "
+        f"[gymnasium.wrappers.FlattenObservation]; got {wrappers!r}"
+    )
 
 
 def checked_int(name: str, value: Any, kind: str = "an int") -> int:
@@ -218,7 +231,20 @@ def reset_arguments(
 
     A list of seeds or options has one for each env in ``env_id``; without ``env_id``, also with a
     mask, it has one for each env of the vector env.
+
+    Raises:
+        ValueError: There is a mask among options that it would be handed on with.
     """
+    several = isinstance(options, (list, tuple))
+    if several or env_id is not None:
+        given = options if isinstance(options, (list, tuple)) else [options]
+        if any(isinstance(each, dict) and "reset_mask" in each for each in given):
+            raise ValueError(
+                f"options['reset_mask'] is {'in a list of options' if several else 'beside env_id'}"
+                ": it chooses envs only in one dict of options, which is for all of these. To "
+                "reset some envs with options of their own: async_reset(options=[...], "
+                "env_id=[...]), and recv(min_envs=...). Nothing was sent to any env."
+            )
     if env_id is not None:
         envs = existing_env_ids(env_id, num_envs)
     elif isinstance(options, dict) and "reset_mask" in options:

@@ -49,6 +49,8 @@ def refuse_unknown(owner: str, given: Iterable[str], known: Iterable[str]) -> No
     unknown = [name for name in given if name not in names]
     if unknown:
         hint = did_you_mean(unknown, names)
+        if "num_envs" in unknown and "env_fns" in names:
+            hint = ": there is an env for each function in env_fns, [make_env] * 8"
         raise TypeError(f"{owner} has no option {', '.join(map(repr, sorted(unknown)))}{hint}")
 
 

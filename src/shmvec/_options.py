@@ -754,6 +754,8 @@ def signed_as(
         init: Callable[[Owner, list[Any], Settings], None],
     ) -> Callable[Concatenate[Owner, P], None]:
         def checked(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            if args or "env_fns" in kwargs:  # what is no list of functions is the first mistake
+                checked_env_fns(args[0] if args else kwargs["env_fns"])  # type: ignore[arg-type]
             refuse_unknown(type(self).__name__, kwargs, signature.parameters)
             given = signature.bind(*args, **kwargs).arguments
             env_fns = checked_env_fns(given.pop("env_fns"))

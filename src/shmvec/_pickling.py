@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pickle import loads
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -62,6 +62,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Reduces an object that cannot be pickled in the usual way."""
         if self.of_main is not None:
             self._note(obj, self.of_main)
+        if type(obj) is CodeType:
+            make, arguments = self.dispatch_table[CodeType](obj)
+            return _code_of_file, (obj.co_filename, make, arguments)
         reduced = super().reducer_override(obj)
         if issubclass(type(obj), type) and type(reduced) is tuple and len(reduced) == 6:
             make, arguments, state, _, _, fill = reduced
@@ -144,6 +147,11 @@ def loads_in_main(packed: bytes) -> Any:
     for name, found in of_main.items():
         namespace.setdefault(name, found)  # earlier classes refer to the one that is there
     return value
+
+
+def _code_of_file(filename: str, make: Callable[..., CodeType], arguments: Any) -> CodeType:
+    """Code with the name of its file, which cloudpickle leaves out and tracebacks show."""
+    return make(*arguments).replace(co_filename=filename)
 
 
 def _found_or_made(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:

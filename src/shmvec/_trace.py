@@ -33,7 +33,7 @@ from shmvec._core import (
 from shmvec._memory.segment import reserve_memory
 from shmvec._processes.inline import Workers
 from shmvec._processes.recovery import Recovery
-from shmvec.faults import Fault
+from shmvec.faults import Fault, envs_in_words
 
 __all__ = ["Recorded", "Trace", "Tracing", "write"]
 
@@ -380,7 +380,7 @@ def _events(recorded: Recorded) -> Iterator[str]:
         pids = [int(entries["env"][begin]) for begin in begins]
         if not begins or begins[0] > 0:
             begins, pids = [0, *begins], [_before(pids, recorded.pids[index]), *pids]
-        name = f"worker {index}: envs {envs.start} to {envs.stop - 1}"
+        name = f"worker {index}: {envs_in_words(envs)}"
         ends = [*begins[1:], len(entries)]
         for pid, begin, end in zip(pids, begins, ends, strict=True):
             here = pid == parent

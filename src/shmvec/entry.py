@@ -28,6 +28,7 @@ import gymnasium as gym
 import gymnasium.vector
 from gymnasium.envs.registration import EnvSpec
 
+from shmvec._arguments import checked_count, checked_wrappers
 from shmvec._hints import did_you_mean, found_spec, refuse_unknown
 from shmvec._options import OPTIONS, add_installed, end_installed
 from shmvec.faults import add_note
@@ -67,6 +68,7 @@ def make_vec(
     Raises:
         gymnasium.error.Error: There is no env of that id, or it has no entry point.
         ValueError: ``num_envs`` is not positive.
+        TypeError: ``num_envs`` is no integer, or ``wrappers`` no list of functions.
 
     Example:
         >>> import shmvec
@@ -74,6 +76,11 @@ def make_vec(
         ...     envs.num_workers, envs.reset(seed=1)[0].shape
         (1, (2, 4))
     """
+    if "vectorization_mode" in kwargs:
+        raise TypeError(
+            f"make_vec has no vectorization_mode (given: {kwargs['vectorization_mode']!r}): it "
+            "makes a ShmVectorEnv, always. Leave it out"
+        )
     if isinstance(id, EnvSpec):
         spec = copy.deepcopy(id)
     elif isinstance(id, str):
@@ -83,15 +90,14 @@ def make_vec(
         raise gym.error.Error(f"Invalid id type: {type(id)}. Expected `str` or `EnvSpec`.{hint}")
     # The spec of a vector env, as this function makes it, has these arguments.
     made_with, spec.kwargs = spec.kwargs, {}
-    num_envs = made_with.pop("num_envs", num_envs)
+    num_envs = checked_count("num_envs", made_with.pop("num_envs", num_envs))
     vector_kwargs = {**(made_with.pop("vector_kwargs", vector_kwargs) or {})}
-    wrappers = made_with.pop("wrappers", wrappers) or ()
+    wrappers = made_with.pop("wrappers", wrappers)
+    wrappers = () if wrappers is None else checked_wrappers(wrappers)
     made_with.pop("vectorization_mode", None)
     env_kwargs = {**made_with, **kwargs}
     for name in (OPTIONS.keys() & kwargs.keys()) - vector_kwargs.keys():
         vector_kwargs[name] = env_kwargs.pop(name)
-    if num_envs < 1:
-        raise ValueError(f"num_envs must be at least 1, got {num_envs}")
     if spec.entry_point is None:
         raise gym.error.Error(
             f"Cannot create vectorized environment for {spec.id} because it doesn't have an "

@@ -38,6 +38,7 @@ __all__ = [
     "add_note",
     "cut_traceback",
     "derived_seed",
+    "envs_in_words",
     "log_as_gymnasium_does",
     "raise_failures",
     "restart_seed",
@@ -415,15 +416,15 @@ def note_failures(error: BaseException, others: Sequence[Failure]) -> None:
     for other in others:
         failed.setdefault(other.summary, []).append(other.env)
     if failed:
-        each = (f"{_named(envs)}: {summary}" for summary, envs in failed.items())
+        each = (f"{envs_in_words(envs)}: {summary}" for summary, envs in failed.items())
         add_note(error, f"At the same time: {'; '.join(each)}")
 
 
-def _named(envs: Sequence[int]) -> str:
-    """Envs in words: env 3; envs 1, 4; envs 1 to 7."""
+def envs_in_words(envs: Sequence[int]) -> str:
+    """Envs in words: env 3; envs 1, 4; envs 1 to 7; of a range, envs 1 to 2."""
     if len(envs) == 1:
         return f"env {envs[0]}"
-    if len(envs) > 2 and envs[-1] - envs[0] == len(envs) - 1:
+    if isinstance(envs, range) or (len(envs) > 2 and envs[-1] - envs[0] == len(envs) - 1):
         return f"envs {envs[0]} to {envs[-1]}"
     return f"envs {', '.join(map(str, envs))}"
 
@@ -460,7 +461,7 @@ def log_as_gymnasium_does(failures: Sequence[Failure]) -> None:
             lines += [(said, said), (failure.traceback, what)]
     else:
         first, *others = sorted(failure.env for failure in failures)
-        for said in words.format(first), f"and {len(others)} more: {_named(others)}":
+        for said in words.format(first), f"and {len(others)} more: {envs_in_words(others)}":
             lines.append((said, said))
     said = "Raising the last exception back to the main process."
     level = _frames_of_ours()
@@ -511,7 +512,7 @@ def ends(workers: Iterable[tuple[int, range, int | str | None]]) -> str:
         runs.append((how, first, index, first_env, envs.stop - 1))
     return "; ".join(
         f"worker{f' {first}' if first == last else f's {first} to {last}'} "
-        f"(envs {first_env} to {last_env}) {how}"
+        f"({envs_in_words(range(first_env, last_env + 1))}) {how}"
         for how, first, last, first_env, last_env in runs
     )
 

@@ -266,7 +266,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         if self.batch_size is not None:
             self.async_reset(seed, options)
-            observations, *_, infos = self.recv()
+            observations, *_, infos = self._recv_some(self.batch_size)
             return observations, infos
         if self._overrides("reset_async", "reset_wait"):
             if not (isinstance(options, dict) and "reset_mask" in options):
@@ -360,7 +360,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             return exchange.step(actions, self, envs)
         if self.batch_size is not None:
             self.send(actions, env_id)
-            return self._recv(self.batch_size, None, None)
+            return self._recv_some(self.batch_size)
         if env_id is not None:
             return self._step_some(actions, checked_env_ids(env_id, self.num_envs))
         if self._steps_in_two:
@@ -554,6 +554,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         exchange = self.exchange
         exchange.check_pending("async_reset")
+        if env_id is None and not (isinstance(options, dict) and "reset_mask" in options):
+            self._check_none_in_flight()
         exchange.ask_reset(*reset_arguments(self.num_envs, seed, options, env_id))
 
     def send(self, actions: Any, env_id: npt.ArrayLike | None = None) -> None:
@@ -576,11 +578,27 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         exchange = self._exchange
         assert exchange is not None
-        if type(env_id) is not np.ndarray or env_id.size == 0:
-            env_id = checked_env_ids(env_id, self.num_envs)
         if exchange.guard.pending is not None:
             exchange.check_pending("send")
+        if type(env_id) is not np.ndarray or env_id.size == 0:
+            if env_id is None:
+                self._check_none_in_flight()
+            env_id = checked_env_ids(env_id, self.num_envs)
         exchange.ask(env_id, actions)
+
+    def _check_none_in_flight(self) -> None:
+        """Raises where all envs are asked, and with ``batch_size=`` some are in flight."""
+        exchange = self.exchange
+        if self.batch_size is None or exchange.guard.abandoned or not exchange.num_in_flight:
+            return
+        asked = next(env for env in range(self.num_envs) if exchange.in_flight(env))
+        raise ValueError(
+            f"env {asked} has been asked already: with batch_size={self.batch_size}, reset() and "
+            "step() return so many envs and leave the others in flight. Step those returned: "
+            'step(actions, infos["env_id"]); before a reset of all, take the others\' results with '
+            "recv(). Wrappers of vector envs, which step all envs, need envs without batch_size. "
+            "Nothing was sent to any env."
+        )
 
     def recv(self, *, min_envs: int | None = None, timeout: float | None = None) -> StepResults:
         """Waits for a batch of envs: those that have been ready for longest.
@@ -632,6 +650,10 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             raise ValueError(f"min_envs must be between 1 and {size}, got {min_envs}")
         return self._recv(size, min_envs, timeout)
 
+    def _recv_some(self, count: int) -> StepResults:
+        """Waits for so many envs, or for all that are in flight if they are fewer."""
+        return self._recv(max(1, min(count, self.exchange.num_in_flight)), None, None)
+
     def _recv(self, count: int, min_envs: int | None, timeout: float | None) -> StepResults:
         exchange = self._exchange
         assert exchange is not None
@@ -639,7 +661,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             results, envs, failures = self._taken_again(self._replay, timeout)
         else:
             if self._batch_timeout is not None and min_envs is None:
-                min_envs, timeout = self._least, self._waited_for_most(count, timeout)
+                timeout = self._waited_for_most(count, timeout)
+                min_envs = None if self._least is None else min(self._least, count)
             results, envs, failures = exchange.take_batch(count, self, min_envs, timeout)
         if failures:
             exchange.raise_failures(failures)

@@ -74,7 +74,7 @@ def test_a_runtime_error_of_an_env_fn_is_raised_too(tmp_path):
 
 
 def test_an_env_fn_that_dies_raises():
-    with pytest.raises(WorkerCrashError, match=r"envs 1 to 1\) exit code 3"):
+    with pytest.raises(WorkerCrashError, match=r"env 1\) exit code 3"):
         create_subprocess_envs([Counter, lambda: os._exit(3)])
     assert not multiprocessing.active_children()
 

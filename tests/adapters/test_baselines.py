@@ -556,7 +556,7 @@ def test_a_worker_killed_in_a_step_is_an_error_and_close_does_not_hang(use):
         venv.reset()
         venv.step_async([3, 3])
         os.kill(venv.vector_env.processes[1].pid, signal.SIGKILL)
-        with pytest.raises(WorkerCrashError, match=r"envs 1 to 1\) killed by SIGKILL"):
+        with pytest.raises(WorkerCrashError, match=r"env 1\) killed by SIGKILL"):
             use(venv)
         assert venv.closed
 

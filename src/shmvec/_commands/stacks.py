@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from shmvec._cores import descendants
 from shmvec._processes.stacks import Offer, offer_of, offers_of, stack_of
+from shmvec.faults import envs_in_words
 
 __all__ = ["stacks_of"]
 
@@ -44,10 +45,9 @@ def stacks_of(pid: int) -> Iterator[str]:
             "make no memfd, or its Python is 3.13.0."
         )
     for offer in offers:
-        envs = offer.envs
-        which = f"envs {envs[0]} to {envs[-1]}" if len(envs) > 1 else f"env {envs[0]}"
         stack = stack_of(offer.pid, whole=True)
-        yield f"worker {offer.worker} ({which}), process {offer.pid}:\n{stack}\n"
+        who = f"worker {offer.worker} ({envs_in_words(offer.envs)})"
+        yield f"{who}, process {offer.pid}:\n{stack}\n"
 
 
 def _below(pid: int) -> Iterator[Offer]:

@@ -103,6 +103,7 @@ cdef class WorkerLoop:
     cdef int reset_one(self, Py_ssize_t i, object seed, object options, bint explicit) except -1
     cdef int observe(self, Py_ssize_t env, object observation) except -1
     cdef int put_reward(self, Py_ssize_t env, object reward) except -1
+    cdef int put_flag(self, Py_ssize_t env, str name, object flags, object flag) except -1
     cdef int inform(self, Py_ssize_t env, uint32_t kind, object info) except -1
     cdef int send(self, Py_ssize_t env, uint32_t kind, object message) except -1
     cdef int fail(self, Py_ssize_t i, error) except -1

@@ -549,11 +549,11 @@ cdef class WorkerLoop:
         if terminated is False:
             results.terminated_of[row] = 0
         else:
-            results.terminations[row] = terminated
+            self.put_flag(env, "terminated", results.terminations, terminated)
         if truncated is False:
             results.truncated_of[row] = 0
         else:
-            results.truncations[row] = truncated
+            self.put_flag(env, "truncated", results.truncations, truncated)
         cdef bint over = results.terminated_of[row] | results.truncated_of[row]
         if self.resets_in_step:
             if over:
@@ -693,6 +693,13 @@ cdef class WorkerLoop:
             raise type(error)(
                 f"env {env}: the reward is {reward!r}; it must be a number ({error})"
             ) from error
+        return 0
+
+    cdef int put_flag(self, Py_ssize_t env, str name, object flags, object flag) except -1:
+        """Writes a flag that is not False, as NumPy takes it, but for None and text."""
+        if flag is None or isinstance(flag, (str, bytes)):
+            raise TypeError(f"env {env}: {name} is {flag!r}; it must be a bool")
+        flags[self.row + env] = flag
         return 0
 
     cdef int inform(self, Py_ssize_t env, uint32_t kind, object info) except -1:

@@ -483,6 +483,9 @@ def _unwrapped(env: Any) -> Any:
 
 def _what_is_wrong(env: Any) -> str:
     """Why an object is no env that can be stepped; empty if it is one."""
+    if isinstance(env, type):
+        name = env.__name__
+        return f"class, {name}, not an env: give {name} itself, or `lambda: {name}()`"
     kind = type(env).__name__
     needed = ("reset", "step", *_SPACES)
     missing = [name for name in needed if getattr(env, name, None) is None]

@@ -27,6 +27,7 @@ from time import monotonic, sleep
 
 from shmvec._core import guard_handler, is_unhandled
 from shmvec._cores import identity, processes
+from shmvec.faults import envs_in_words
 
 __all__ = [
     "CRASHES",
@@ -345,9 +346,7 @@ class Hangs:
 
     def named(self, worker: int) -> str:
         """A worker and its envs, in words."""
-        envs = self._ranges[worker]
-        which = f"env {envs[0]}" if len(envs) == 1 else f"envs {envs[0]} to {envs[-1]}"
-        return f"worker {worker} ({which})"
+        return f"worker {worker} ({envs_in_words(self._ranges[worker])})"
 
     def log_hangs(self, hanging: Sequence[tuple[int, str, float]], where: Where) -> None:
         """Logs what workers are doing, for how many seconds, and where."""

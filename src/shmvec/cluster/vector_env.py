@@ -49,7 +49,13 @@ from shmvec.exchange import (
     Options,
     OwnsProcesses,
 )
-from shmvec.faults import FaultPolicy, TooManyFaultsError, WorkerCrashError, restart_seed
+from shmvec.faults import (
+    FaultPolicy,
+    TooManyFaultsError,
+    WorkerCrashError,
+    envs_in_words,
+    restart_seed,
+)
 from shmvec.vector_env import StepResults
 
 __all__ = ["ClusterVectorEnv"]
@@ -221,7 +227,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _hire(self, envs: range, node: Node | None, cpus: float) -> tuple[Member, Ticket]:
         return self._crew.start(
-            f"host of envs {envs.start} to {envs.stop - 1} (0 to {len(envs) - 1} there)",
+            f"host of {envs_in_words(envs)} (0 to {len(envs) - 1} there)",
             Host,
             *(self._functions, envs, self._options),
             node=node,
@@ -239,7 +245,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 hosted: Hosted = ticket.result()
             except Lost as error:
                 self._loss = (
-                    f"; the host of envs {host.envs.start} to {host.envs.stop - 1}, on "
+                    f"; the host of {envs_in_words(host.envs)}, on "
                     f"{host.member.where()}, was lost as it started: {error}"
                 )
                 return host
@@ -545,8 +551,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 with self._whole():
                     self._lose(host, error)
                 raise WorkerCrashError(
-                    f"the node of envs {host.envs.start} to {host.envs.stop - 1} was lost in "
-                    f"{method!r}: {error}"
+                    f"the node of {envs_in_words(host.envs)} was lost in {method!r}: {error}"
                 ) from error
         return results
 
