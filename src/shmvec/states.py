@@ -512,10 +512,17 @@ class _Ale(_Part):
 
     It lacks the action that the emulator has carried out last, which sticky actions
     (``repeat_action_probability``) may repeat.
+
+    Up to ale-py 0.12.1 it also lacks whether the emulator stands in the middle of a frame, where a
+    reset of Qbert and Tetris leaves it, and now and then a step of TicTacToe3D. But whether the
+    processor has stopped at a frame's end is in the state. So ``set`` brings the emulator first to
+    where the state was taken.
     """
 
     dtype = _BYTE
     _LENGTH = 8  # bytes for the length of what follows, which varies
+    _REGISTERS = 52  # bytes of the processor before its status: six words, seven flags
+    _MOST_FRAMES = 1000  # that a game computes for
 
     def __init__(self, layer: Any, include_rng: bool) -> None:
         self._ale = layer.ale
@@ -524,6 +531,7 @@ class _Ale(_Part):
         longest = re.sub(rb"(?<= )\d+(?= )", b"0" * 10, self._serialised())
         self.size = self._LENGTH + (len(longest) * 17 // 16 + 511) // 512 * 512
         self.shape = (self.size,)
+        self._known: tuple[tuple[int, int], bool] = ((0, 0), False)  # a moment, and what it was
 
     def _serialised(self) -> bytes:
         state = self._ale.cloneState(include_rng=self._include_rng).__getstate__()
@@ -531,6 +539,7 @@ class _Ale(_Part):
 
     def get(self, out: Vector) -> None:
         serialised = self._serialised()
+        self._known = self._moment(), self._in_frame(serialised)
         end = self._LENGTH + len(serialised)
         if end > self.size:
             raise RuntimeError(
@@ -547,7 +556,47 @@ class _Ale(_Part):
         length = int(value[: self._LENGTH].view(np.int64)[0])
         if not 0 < length <= self.size - self._LENGTH:
             raise ValueError("this is no state of an AtariEnv")
-        self._ale.restoreState(ALEState(value[self._LENGTH : self._LENGTH + length].tobytes()))
+        serialised = value[self._LENGTH : self._LENGTH + length].tobytes()
+        wanted = self._in_frame(serialised)
+        moment = self._moment()
+        in_frame = self._known[1]
+        if moment != self._known[0] or moment[1] == 0:  # it was stepped or reset
+            in_frame = self._in_frame(self._serialised())
+        if wanted and not in_frame:
+            self._stop_in_frame(serialised)
+        elif in_frame and not wanted:
+            self._finish_frame()
+        self._ale.restoreState(ALEState(serialised))
+        self._known = self._moment(), wanted
+
+    def _moment(self) -> tuple[int, int]:
+        return self._ale.getFrameNumber(), self._ale.getEpisodeFrameNumber()
+
+    def _registers(self, serialised: bytes) -> int:
+        """Where the processor's registers begin: after its name, before which is its length."""
+        name = serialised.index(b"M6502")
+        return name + serialised[name - 4]
+
+    def _in_frame(self, serialised: bytes) -> bool:
+        """Whether a state was taken in the middle of a frame."""
+        return not serialised[self._registers(serialised) + self._REGISTERS] & 1
+
+    def _stop_in_frame(self, serialised: bytes) -> None:
+        """Lets the processor jump to where it is, in memory, until the emulator stops it."""
+        from ale_py import ALEState
+
+        counter = self._registers(serialised) + 20
+        loop = serialised[:counter] + b"\x80\0\0\0" + serialised[counter + 4 :]
+        self._ale.restoreState(ALEState(loop))
+        for address, code in enumerate(b"\x4c\x80\0"):  # JMP $0080
+            self._ale.setRAM(address, code)
+        self._ale.act(0)
+
+    def _finish_frame(self) -> None:
+        for _ in range(self._MOST_FRAMES):
+            self._ale.act(0)
+            if not self._in_frame(self._serialised()):
+                break
 
 
 class _AtariPreprocessing(_Part):

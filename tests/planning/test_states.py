@@ -117,8 +117,8 @@ def test_mujoco(id):
     goes_on_as(one, make(id), 15)
 
 
-def atari(**options):
-    return make("ALE/Pong-v5", repeat_action_probability=0, **options)
+def atari(game="Pong", **options):
+    return make(f"ALE/{game}-v5", repeat_action_probability=0, **options)
 
 
 def test_atari():
@@ -126,6 +126,22 @@ def test_atari():
     one.reset(seed=0)
     assert StateAccess(one, True).space.dtype == np.uint8
     goes_on_as(one, atari(), 10)
+
+
+@pytest.mark.parametrize("set_first", [0, 1], ids=["of a reset", "of a step"])
+def test_a_game_whose_reset_ends_in_the_middle_of_a_frame(set_first):
+    """Which ale-py's state does not say."""
+    one, other = (atari("Qbert", obs_type="ram", frameskip=1) for _ in range(2))
+    one.reset(seed=1)
+    here, states, results = StateAccess(one, True), [], []
+    for _ in range(3):
+        states.append(kept(here.get()))
+        results.append(one.step(0))
+    other.reset(seed=2)
+    there = StateAccess(other, True)
+    for i in (set_first, 0, 0, 2):
+        there.set(states[i])
+        same_results(results[i], other.step(0))
 
 
 def test_atari_as_it_is_learned_from():
