@@ -12,7 +12,7 @@ import operator
 import pickle
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -55,7 +55,7 @@ class _Part:
 
 _FLOAT = np.dtype(np.float64)
 _BYTE = np.dtype(np.uint8)
-_LARGE = 8192  # bytes; a larger state is set from its own slices, without a copy
+_LARGE = 65536  # bytes; a larger state is set from its own slices, without a copy
 
 
 class StateAccess:
@@ -197,8 +197,8 @@ def _box(shape: tuple[int, ...], dtype: Any) -> gym.spaces.Box:
 
 # ---- layers ----------------------------------------------------------------------------------
 
+_CHECKS = (wrappers.PassiveEnvChecker, wrappers.OrderEnforcing)  # they know that it was reset
 _STATELESS = (
-    wrappers.PassiveEnvChecker,
     wrappers.TransformAction,
     wrappers.ClipAction,
     wrappers.RescaleAction,
@@ -252,6 +252,8 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
     """The parts of an env's state, layer by layer from the outside."""
     parts: list[_Part] = []
     pickled: list[Any] = []
+    foreign = False  # whether a wrapper is not Gymnasium's: it may read and change what is inside
+    inside: list[Any] = []  # layers of known classes inside such a wrapper
     transforms = False  # whether there are functions of the user, which may draw random numbers
     layer: Any = env
     while True:
@@ -261,8 +263,8 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
             break
         if type(layer) in _STATELESS:
             transforms |= type(layer) in _TRANSFORMS
-        elif type(layer) is wrappers.OrderEnforcing:
-            pass  # its only state is that it was reset
+        elif type(layer) in _CHECKS:
+            pass
         elif type(layer) is wrappers.TimeLimit:
             parts.append(_ElapsedSteps(layer))
         elif name in _ATTRIBUTES:
@@ -276,11 +278,15 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
             if name != _ATARI:  # it may hold more
                 pickled.append(layer)
         elif _is_mujoco(layer):
-            parts.append(_Mujoco(layer))
-            if not _is_gymnasiums_mujoco(layer):  # it may hold more
+            own = not _is_gymnasiums_mujoco(layer)
+            parts.append(_Mujoco(layer, foreign or own))
+            if own:  # it may hold more
                 pickled.append(layer)
         else:
             pickled.append(layer)
+            foreign |= not name.startswith("gymnasium.")
+        if foreign and layer not in pickled and type(layer) not in _CHECKS:
+            inside.append(layer)
         if not isinstance(layer, gym.Wrapper):
             # The generator of all wrappers is that of the env inside.
             draws = transforms or len(pickled) > 0 or _is_random(layer)
@@ -290,6 +296,8 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
         layer = layer.env
     if pickled:
         parts.append(_Pickled(env, pickled, include_rng))
+    if inside:
+        parts.append(_Parameters(inside))
     return parts
 
 
@@ -408,6 +416,29 @@ class _Attributes(_Part):
             begin += 2 + size
 
 
+class _Parameters(_Part):
+    """Numbers, texts and arrays of numbers that layers hold, which a wrapper may have changed."""
+
+    _KINDS = (bool, int, float, str, np.ndarray)
+
+    def __init__(self, layers: list[Any]) -> None:
+        self._layers = layers
+
+    def get(self, out: Any) -> list[dict[str, Any]]:
+        return [self._copied(vars(layer)) for layer in self._layers]
+
+    def set(self, value: list[dict[str, Any]]) -> None:
+        for layer, parameters in zip(self._layers, value, strict=True):
+            vars(layer).update(self._copied(parameters))
+
+    def _copied(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: value.copy() if type(value) is np.ndarray else value
+            for name, value in attributes.items()
+            if type(value) in self._KINDS or isinstance(value, np.generic)
+        }
+
+
 class _Generator(_Part):
     """The random generator of an env: eight words of its state, and its buffered half draw."""
 
@@ -455,15 +486,18 @@ _JOINTS_ONLY = (
 
 
 class _Mujoco(_Part):
-    """The integration state of a MuJoCo simulation, and positions that the next step reads.
+    """The integration state of a MuJoCo simulation, and numbers that the next step reads.
 
     MuJoCo leaves the Cartesian positions one substep behind the joints; Ant and Humanoid measure
-    their speed from them. So they are part of the state.
+    their speed from them. So they are part of the state. What a class that Gymnasium does not have
+    reads before it simulates, and which parameters it draws, is not known: there all numbers that
+    MuJoCo derives are part of the state, and all parameters of the physics.
     """
 
     dtype = _FLOAT
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, foreign: bool) -> None:
+        """Makes the part of a layer; ``foreign``: it or a wrapper is not of Gymnasium."""
         import mujoco
 
         self._model, self._data = layer.model, layer.data
@@ -471,40 +505,82 @@ class _Mujoco(_Part):
         self._get, self._set = mujoco.mj_getState, mujoco.mj_setState
         self._forward = mujoco.mj_forward
         self._count = mujoco.mj_stateSize(self._model, self._kind)
-        self._positions: list[Vector] = []  # views: MuJoCo's memory stays where it is
-        if not (_is_gymnasiums_mujoco(layer) and type(layer).__name__ in _JOINTS_ONLY):
-            self._positions = [self._data.xpos.reshape(-1), self._data.xipos.reshape(-1)]
-        self.size = self._count + sum(map(len, self._positions))
+        self._derived: list[Vector] = []  # views: MuJoCo's memory stays where it is
+        self._parameters: list[Vector] = []
+        self._options: list[str] = []
+        if foreign:
+            # Data that were not stepped have no contacts, whose arrays have no fixed size.
+            self._derived = list(_views(self._data, mujoco.MjData(self._model)))
+            self._parameters = [*_views(self._model), *_views(self._model.opt)]
+            options = {name: getattr(self._model.opt, name) for name in dir(self._model.opt)}
+            self._options = [name for name, value in options.items() if type(value) is float]
+        elif not (_is_gymnasiums_mujoco(layer) and type(layer).__name__ in _JOINTS_ONLY):
+            self._derived = [self._data.xpos.reshape(-1), self._data.xipos.reshape(-1)]
+        self._present: Vector = np.zeros(sum(map(len, self._parameters)))
+        sizes = [self._count, sum(map(len, self._derived)), len(self._present)]
+        self._ends = np.cumsum(sizes).tolist()
+        self.size = self._ends[-1] + len(self._options)
         self.shape = (self.size,)
         # The last slice, and its parts: it is the same one nearly always.
         self._slice: Vector | None = None
-        self._joints: Vector = np.zeros(0)
-        self._bodies: list[tuple[Vector, Vector]] = []
+        self._joints = self._measured = self._drawn = self._optional = self._present
+        self._numbers: list[tuple[Vector, Vector]] = []
 
     def _split(self, state: Vector) -> None:
         if state is self._slice:
             return
-        self._slice, self._joints = state, state[: self._count]
-        self._bodies, begin = [], self._count
-        for positions in self._positions:
-            end = begin + len(positions)
-            self._bodies.append((state[begin:end], positions))
-            begin = end
+        joints, derived, parameters = self._ends
+        self._slice, self._joints = state, state[:joints]
+        self._measured = state[joints:derived]
+        self._numbers = list(_beside(self._derived, self._measured))
+        self._drawn, self._optional = state[derived:parameters], state[parameters:]
 
     def get(self, out: Vector) -> None:
         self._split(out)
         self._get(self._model, self._data, self._joints, self._kind)
-        for mine, positions in self._bodies:
-            mine[:] = positions
+        if self._derived:
+            np.concatenate(self._derived, out=self._measured)
+        if self._parameters:
+            np.concatenate(self._parameters, out=self._drawn)
+            self._optional[:] = [getattr(self._model.opt, name) for name in self._options]
 
     def set(self, value: Vector) -> None:
         self._split(value)
         self._set(self._model, self._data, self._joints, self._kind)
-        for mine, positions in self._bodies:
-            positions[:] = mine
+        for mine, numbers in self._numbers:
+            numbers[:] = mine
+        if self._parameters:
+            np.concatenate(self._parameters, out=self._present)
+            if not np.array_equal(self._present, self._drawn):  # they rarely change
+                for mine, parameters in _beside(self._parameters, self._drawn):
+                    parameters[:] = mine
+            for name, number in zip(self._options, self._optional.tolist(), strict=True):
+                setattr(self._model.opt, name, number)
 
     def prepare_rendering(self) -> None:
         self._forward(self._model, self._data)  # moves the geometries to where the joints are
+
+
+def _views(struct: Any, sizes: Any = None) -> Iterator[Vector]:
+    """The arrays of floats of one of MuJoCo's structs, which are not empty in ``sizes``.
+
+    Those of bounding volumes, which follow from the shapes, are left out: they may be large.
+    """
+    for name in dir(struct):
+        size = getattr(struct if sizes is None else sizes, name)
+        floats = isinstance(size, np.ndarray) and size.dtype == _FLOAT and size.size > 0
+        if floats and not name.startswith(("bvh_", "oct_")):
+            array, again = getattr(struct, name), getattr(struct, name)
+            if array.ctypes.data == again.ctypes.data:  # else it is computed when it is asked for
+                yield array.reshape(-1)
+
+
+def _beside(arrays: list[Vector], vector: Vector) -> Iterator[tuple[Vector, Vector]]:
+    """Slices of a vector, each with the array for it."""
+    begin = 0
+    for array in arrays:
+        yield vector[begin : begin + len(array)], array
+        begin += len(array)
 
 
 class _Ale(_Part):

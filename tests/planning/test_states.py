@@ -364,6 +364,32 @@ def test_dice_of_wrappers(id, wrap):
     goes_on_as(wrap(make(id)), wrap(make(id)), 20)
 
 
+class Draws(gym.Wrapper):
+    """Draws parameters of the physics at each reset; rewards what MuJoCo has derived before."""
+
+    def reset(self, **kwargs):
+        self.factor = 1 + np.random.default_rng(kwargs.get("seed")).random()
+        env = self.unwrapped
+        if hasattr(env, "model"):
+            env.model.body_mass[1] = self.factor
+            env.model.opt.gravity[2] = -9 * self.factor
+            env.model.opt.viscosity = self.factor
+        else:
+            env.gravity = 9 * self.factor
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        data = getattr(self.unwrapped, "data", None)
+        before = 0.0 if data is None else data.geom_xpos[1, 0] + data.cfrc_ext.sum()
+        observation, reward, *rest = self.env.step(action)
+        return observation, reward + before, *rest
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "HalfCheetah-v5"])
+def test_physics_that_a_wrapper_draws_and_reads(id):
+    goes_on_as(Draws(make(id)), Draws(make(id)), 20)
+
+
 class Named(gym.Env):
     """Its attributes have names that other envs use for what is no state; some are in slots."""
 
