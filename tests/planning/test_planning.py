@@ -42,6 +42,21 @@ class Raises(Counter):
         return super().step(action)
 
 
+class ChangesItsAction(gym.Env):
+    """It clips its action in place, as some do, and returns what it has got."""
+
+    observation_space = action_space = gym.spaces.Box(-9, 9, (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1), {}
+
+    def step(self, action):
+        got = action.copy()
+        action /= 2
+        return got, float(got[0]), False, False, {}
+
+
 def planning(env_fn=cartpole, n_workers=2, **options):
     return closing(PlanningVectorEnv(env_fn, n_workers, **options))
 
@@ -240,6 +255,15 @@ def test_spaces_of_any_kind():
         np.testing.assert_array_equal(again[1]["a"], observations["a"])
         expected, here, *_ = env.step(actions[0], state)
         np.testing.assert_array_equal(here["a"], observations["a"][0])
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_repeats_get_the_action_that_was_given(n_workers):
+    with planning(ChangesItsAction, n_workers=n_workers) as env:
+        state, *_ = env.reset(seed=0)
+        _, observations, rewards, *_ = env.step_batch(np.full((2, 1), 8.0), [state] * 2, dt=3)
+        assert observations.tolist() == [[8.0]] * 2 and rewards.tolist() == [24.0] * 2
+        assert env.step(np.full(1, 8.0), state, dt=3)[2] == 24.0
 
 
 # ---- single-env forms, states of all ---------------------------------------------------------

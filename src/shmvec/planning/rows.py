@@ -106,8 +106,10 @@ class SharedEnv:
             env.reset()
         info: dict[str, Any] = {}
         step, reward, terminated, truncated, count = env.step, 0.0, False, False, 0
-        for count in range(1, dt * self._frameskip + 1):  # noqa: B007
-            self.observation, gained, terminated, truncated, info = step(action)
+        times = dt * self._frameskip
+        for count in range(1, times + 1):
+            again = copied(action) if count < times else action  # an env may change it in place
+            self.observation, gained, terminated, truncated, info = step(again)
             reward += float(gained)
             if terminated or truncated:
                 break
