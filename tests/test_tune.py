@@ -48,7 +48,7 @@ def run_code(shown):
 @pytest.fixture
 def sure(monkeypatch):
     """Takes the best setting of few, short rounds, on whatever machine."""
-    monkeypatch.setattr(tune, "is_best", lambda best, defaults: True)
+    monkeypatch.setattr(tune, "is_best", lambda best, simpler: True)
 
 
 def test_a_registered_env(tmp_path, capsys, sure):
@@ -167,12 +167,12 @@ def row(*rounds, spread=0.1, share=0.8, **setting):
 
 
 def test_no_setting_is_best_where_rounds_differ_more_than_settings():
-    defaults = row(100, 110, 90, 100)
-    assert tune.is_best(row(120, 130, 105, 95, num_workers=1), defaults)  # in all rounds but one
-    assert not tune.is_best(row(900, 130, 80, 95, num_workers=1), defaults)
-    assert tune.is_best(defaults, defaults)
-    busy = row(100, 110, 90, 100, spread=20.39)
-    assert not tune.is_best(busy, busy)
+    defaults, one = row(100, 110, 90, 100), row(120, 130, 105, 95, num_workers=1)
+    assert tune.is_best(one, [defaults])  # in all rounds but one
+    assert not tune.is_best(row(900, 130, 80, 95, num_workers=1), [defaults])
+    assert not tune.is_best(row(900, 140, 100, 90, wait_policy="park"), [defaults, one])
+    assert tune.is_best(defaults, [])
+    assert not tune.is_best(row(100, 110, 90, 100, spread=20.39), [])
 
 
 def test_what_is_said_of_the_best_setting():

@@ -216,8 +216,9 @@ def tune(
     best_row = simplest(winners, _FEWER)
     for row in rows:
         row["best"] = any(row is winner for winner in winners)
-    defaults, *others = next(race for race in races if best_row in race)
-    batches = [row for row in others if row["batch_size"] and _is_faster(row, best_row)]
+    beside = next(race for race in races if best_row in race)
+    simpler = beside[: beside.index(best_row)]
+    batches = [row for row in beside if row["batch_size"] and _is_faster(row, best_row)]
     return {
         "machine": machine(),
         "check": wrong,
@@ -225,7 +226,7 @@ def tune(
         "env": env,
         "limit": statistics.median(limits),
         "rows": rows,
-        "best": _setting(best_row) if is_best(best_row, defaults) else None,
+        "best": _setting(best_row) if is_best(best_row, simpler) else None,
         "batch": max(batches, key=lambda row: row["steps_per_s"], default=None),
     }
 
@@ -241,11 +242,11 @@ def _is_faster(row: dict[str, Any], other: dict[str, Any]) -> bool:
     return bool(sum(mine > its for mine, its in rounds) >= len(rounds) - 1)
 
 
-def is_best(best: dict[str, Any], defaults: dict[str, Any]) -> bool:
+def is_best(best: dict[str, Any], simpler: Sequence[dict[str, Any]]) -> bool:
     """Whether the rounds agree on a setting that is the best by their medians."""
-    if best is defaults:
+    if not simpler:  # the defaults
         return bool(best["spread"] <= BUSY)
-    return _is_faster(best, defaults)
+    return all(_is_faster(best, other) for other in simpler)
 
 
 def _setting(row: dict[str, Any]) -> dict[str, Any]:
