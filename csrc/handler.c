@@ -18,10 +18,17 @@ static ino_t inode;
 static uintptr_t unready;
 static size_t unready_bytes;
 
+static const off_t most_bytes = 1 << 18; /* more than a stack has */
+
+/* Whether the descriptor still means the file, which is emptied if it has become long. */
 static bool is_still_there(void)
 {
     struct stat status;
-    return fstat(written_to, &status) == 0 && status.st_dev == device && status.st_ino == inode;
+    if (fstat(written_to, &status) != 0 || status.st_dev != device || status.st_ino != inode)
+        return false;
+    if (status.st_size > most_bytes && ftruncate(written_to, 0) != 0)
+        return false;
+    return true;
 }
 
 /* Whether the handler has interrupted a change of the stack that it would read. */

@@ -16,6 +16,8 @@
  *   below, or an address that cannot be read.  Faulthandler would show another stack, or crash.
  * - It ends its output with a zero byte, so that the reader knows that all was written.  A byte 1
  *   alone before it says that the stack was in the middle of a change; the next attempt works.
+ * - It empties a file that has become long: readers, which may be root, only read what they find in
+ *   another user's process.
  */
 #ifndef SHMVEC_HANDLER_H
 #define SHMVEC_HANDLER_H

@@ -209,7 +209,7 @@ def test_a_file_of_the_env_in_the_descriptors_place_is_left_alone(gate, tmp_path
         file.flush()
         offer = replace(offer_of(envs.processes[0].pid), pid=os.getpid(), descriptor=file.fileno())
         monkeypatch.setattr(stacks, "offer_of", lambda pid: offer)
-        assert "does not offer it" in stack_of(os.getpid())
+        assert "it is not shared memory of shmvec's" in stack_of(os.getpid())
         file.seek(0)
         assert file.read() == "what the env has written"
 

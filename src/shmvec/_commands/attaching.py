@@ -2,8 +2,8 @@
 
 The segment of a vector env has no name: the process that steps it has it open, as ``/proc/PID/fd``
 shows, and its workers have it mapped, as ``/proc/PID/maps`` does. The kernel decides which
-processes may look there, as for ptrace: those of the same user. The file is opened read-only. It
-may be damaged, or not be a segment at all, so it is checked as the parent checks it.
+processes may look there, as for ptrace: those of the same user, and to root all. The file is opened
+read-only. It may be damaged, or not be a segment at all, so it is checked as the parent checks it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from shmvec._core import Insight, Segment
 from shmvec._cores import descendants, identity, processes, time_on_cores
-from shmvec._memory.segment import SEGMENT
+from shmvec._memory.segment import SEGMENT, shared_memory_of
 from shmvec.stats import Process, Stats
 
 __all__ = ["Look", "Seen", "UnfitError", "Watch", "find", "printable"]
@@ -42,18 +42,17 @@ class _View:
 
     _descriptor = -1
 
-    def __init__(self, path: str) -> None:
-        """Opens the segment.
+    def __init__(self, pid: int, descriptor: int) -> None:
+        """Opens the segment that a process has open.
 
         Raises:
             UnfitError: The file is not a segment.
             OSError: The file is gone, or may not be read.
         """
-        # O_NONBLOCK: a pipe of that name must not block the reader that opens it.
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._descriptor = shared_memory_of(pid, descriptor, _NAME)
         status = os.fstat(self._descriptor)
         self._nbytes = status.st_size
-        if not stat.S_ISREG(status.st_mode) or 512 * status.st_blocks < self._nbytes:
+        if 512 * status.st_blocks < self._nbytes:
             raise UnfitError("its memory is not all there")
         try:
             self._front = self._read(_HEAD_BYTES).front
@@ -256,7 +255,7 @@ def find(pid: int | None = None) -> tuple[list[Seen], list[str]]:
     Raises:
         OSError: There is no such process, or it may not be read.
     """
-    files: dict[_File, list[tuple[int, str]]] = {}
+    files: dict[_File, list[tuple[int, int]]] = {}
     wanted = None if pid is None else _mapped_in(pid).union(_segments_of(pid))
     if pid is not None and not wanted:
         wanted = set()
@@ -265,9 +264,9 @@ def find(pid: int | None = None) -> tuple[list[Seen], list[str]]:
                 wanted.update(_segments_of(each))
     for each in processes():
         with contextlib.suppress(OSError):  # another user's, or it is gone
-            for file, path in _segments_of(each).items():
+            for file, descriptor in _segments_of(each).items():
                 if wanted is None or file in wanted:
-                    files.setdefault(file, []).append((each, path))
+                    files.setdefault(file, []).append((each, descriptor))
     found, problems = [], []
     for file, holders in files.items():
         try:
@@ -280,9 +279,9 @@ def find(pid: int | None = None) -> tuple[list[Seen], list[str]]:
     return sorted(found, key=lambda each: (each.pid, each.began)), problems
 
 
-def _seen(file: _File, holders: list[tuple[int, str]]) -> Seen | None:
+def _seen(file: _File, holders: list[tuple[int, int]]) -> Seen | None:
     """The vector env of a segment, if it is in use."""
-    view = _View(holders[0][1])
+    view = _View(*holders[0])
     insight = view.insight()
     if not _is_in_use(insight):
         return None
@@ -302,8 +301,8 @@ def _is_in_use(insight: Insight) -> bool:
         raise UnfitError(str(error)) from None
 
 
-def _segments_of(pid: int) -> dict[_File, str]:
-    """The segments that a process has open, with their paths: it steps their envs.
+def _segments_of(pid: int) -> dict[_File, int]:
+    """The segments that a process has open, with their descriptors: it steps their envs.
 
     What only looks at them, as this module does, has them open for reading alone.
     """
@@ -314,7 +313,7 @@ def _segments_of(pid: int) -> dict[_File, str]:
             writes = os.lstat(path).st_mode & stat.S_IWUSR  # as the kernel shows its mode
             if writes and _NAME.fullmatch(os.readlink(path)):
                 status = os.stat(path)
-                found[status.st_dev, status.st_ino] = path
+                found[status.st_dev, status.st_ino] = int(number)
     return found
 
 

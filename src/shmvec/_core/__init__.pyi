@@ -1023,7 +1023,8 @@ def guard_handler(number: int, descriptor: int) -> None:
 
     It leaves errno as it was, runs in the first thread, writes a zero byte after what that one has
     written, and does not call it once the descriptor means another file; nor while the interpreter
-    counts a call in, if it cannot be walked through then: a byte 1 comes before the zero byte.
+    counts a call in, if it cannot be walked through then: a byte 1 comes before the zero byte. It
+    empties a file of more than 256 KiB first.
     """
 
 def buffer_c_lines() -> None:

@@ -13,6 +13,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,6 +33,7 @@ __all__ = [
     "memory_file",
     "reserve_memory",
     "reserve_segment",
+    "shared_memory_of",
 ]
 
 SEGMENT = "shmvec-segment"  # the name of segments in /proc
@@ -68,9 +71,39 @@ def reserve_memory(nbytes: int) -> int:
     return _reserved(nbytes, (partial(_memfd, _OTHER), partial(_block, _OTHER, nbytes)))
 
 
-def memory_file() -> int:
+def memory_file(name: str = _OTHER) -> int:
     """A descriptor of shared memory without any pages yet, whose size can be set."""
-    return _memfd(_OTHER)
+    return _memfd(name)
+
+
+def shared_memory_of(pid: int, descriptor: int, name: re.Pattern[str]) -> int:
+    """Opens shared memory that another process has open, for reading alone.
+
+    A process can give any file the name, in a mount namespace of its own, and this one may be
+    root's: so nothing but memory is opened, since opening a device does something, and nothing is
+    ever written.
+
+    Args:
+        pid: The process.
+        descriptor: Its descriptor of the memory.
+        name: The name that the memory has in /proc.
+
+    Raises:
+        OSError: It is gone, may not be read, or is something else.
+    """
+    found = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        path = f"/proc/self/fd/{found}"
+        if name.fullmatch(os.readlink(path)) and stat.S_ISREG(os.fstat(found).st_mode):
+            memory = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                fcntl.fcntl(memory, fcntl.F_GET_SEALS)
+                return memory
+            except OSError:  # a file on a disk
+                os.close(memory)
+    finally:
+        os.close(found)
+    raise OSError(errno.EINVAL, "it is not shared memory of shmvec's")
 
 
 def _reserved(nbytes: int, makers: Sequence[Callable[[], int]]) -> int:

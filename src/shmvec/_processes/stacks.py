@@ -1,10 +1,11 @@
 """Reads the Python stack of a worker from outside, whatever the worker is doing.
 
-On a signal, faulthandler writes the worker's stack into a memfd that only the worker has open. That
+On a signal, faulthandler adds the worker's stack to a memfd that only the worker has open. That
 needs neither the GIL nor the env, only a running process. The memfd's name identifies the worker. A
 reader finds it in /proc, where the kernel admits processes that may trace the worker: those of the
 same user. So the parent needs no descriptor for it, it takes no memory before the first stack, and
-the parent reads it as ``python -m shmvec stacks`` does.
+the parent reads it as ``python -m shmvec stacks`` does. A reader writes nothing: what it finds by
+that name in a process of another user may be anything.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from time import monotonic, sleep
 
 from shmvec._core import guard_handler, is_unhandled
 from shmvec._cores import identity, processes
+from shmvec._memory.segment import memory_file, shared_memory_of
 from shmvec.faults import envs_in_words
 
 __all__ = [
@@ -88,8 +89,8 @@ def offer_stacks(parent: int, worker: int, envs: range) -> None:
     with contextlib.suppress(OSError, ValueError, RuntimeError, StopIteration):
         number = next(filter(is_unhandled, _SIGNALS))
         name = _NAME.format(os.getpid(), parent, worker, envs.start, envs.stop, number)
-        memory = os.memfd_create(name, os.MFD_CLOEXEC)
-        fcntl.fcntl(memory, fcntl.F_SETFL, os.O_APPEND)  # readers empty it
+        memory = memory_file(name)
+        fcntl.fcntl(memory, fcntl.F_SETFL, os.O_APPEND)  # its handler may empty it
         # Not all_threads: threads that begin or end meanwhile would crash it. Not chain: only
         # without it the handler has SA_RESTART, so that most system calls go on.
         faulthandler.register(number, file=memory, all_threads=False, chain=False)
@@ -146,13 +147,19 @@ def offer_of(pid: int) -> Offer | None:
 def offers_of(parent: int) -> list[Offer]:
     """What the workers of a process offer, those that this process may look at."""
     found = []
-    its = _within(parent)
+    its, user = _within(parent), _user(parent)
     for pid in processes():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             offer = offer_of(pid)
-            if offer is not None and (_within(pid)[0], offer.parent) == its:
+            # Another user's process may say that it is a worker of this one.
+            if offer and (_within(pid)[0], offer.parent) == its and _user(pid) == user:
                 found.append(offer)
     return sorted(found, key=lambda offer: offer.pid)
+
+
+def _user(pid: int) -> str:
+    """The user who has started a process (real), of its status."""
+    return _field(_status(pid), "Uid").split()[0]
 
 
 def _within(pid: int) -> tuple[str, int]:
@@ -189,23 +196,20 @@ def _written(pid: int, deadline: float) -> str:
         offer = offer_of(pid)
         if offer is None:
             raise _NoStackError("the process does not offer it (any more)")
-        path = f"/proc/{pid}/fd/{offer.descriptor}"
-        with FileIO(path, "r+") as memory:
-            # The number may be a file of the env's by now, which must not be emptied.
-            if not _LINK.fullmatch(os.readlink(f"/proc/self/fd/{memory.fileno()}")):
-                raise _NoStackError("the process does not offer it any more")
-            with _alone(memory, deadline):
-                for _ in range(_TRIES):
-                    answer = _answer(process, offer, memory, deadline)
-                    if answer and not answer.endswith((_UNREADY, _CUT)):
-                        break
-                    memory.truncate(0)
-                    sleep(_PAUSE_S)
-                if not answer:
-                    raise _NoStackError("something in the process has it written elsewhere")
-                if answer == _UNREADY:
-                    raise _NoStackError("Python is about to change it, whenever it is read")
-                return _printable(answer.replace(_CUT, _CUT_SHOWN).decode(errors="replace"))
+        memory = shared_memory_of(pid, offer.descriptor, _LINK)
+        try:
+            for _ in range(_TRIES):
+                answer = _answer(process, offer, memory, deadline)
+                if answer and not answer.endswith((_UNREADY, _CUT)):
+                    break
+                sleep(_PAUSE_S)
+        finally:
+            os.close(memory)
+        if not answer:
+            raise _NoStackError("something in the process has it written elsewhere")
+        if answer == _UNREADY:
+            raise _NoStackError("Python is about to change it, whenever it is read")
+        return _printable(answer.replace(_CUT, _CUT_SHOWN).decode(errors="replace"))
     except Exception as error:
         if _has_ended(process, pid):
             raise ProcessLookupError from error
@@ -226,27 +230,8 @@ def _has_ended(process: int, pid: int) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _alone(memory: FileIO, deadline: float) -> Iterator[None]:
-    """Admits one reader at a time, and empties the memory before and after."""
-    while True:
-        try:
-            fcntl.flock(memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if monotonic() > deadline:
-                raise _NoStackError("somebody else is about to read it") from None
-            sleep(_PAUSE_S)
-    try:
-        memory.truncate(0)
-        yield
-    finally:
-        memory.truncate(0)
-        fcntl.flock(memory, fcntl.LOCK_UN)  # a fork meanwhile has a copy of the descriptor
-
-
-def _answer(process: int, offer: Offer, memory: FileIO, deadline: float) -> bytes:
-    """Has a worker write its stack, and waits for the zero byte at the end."""
+def _answer(process: int, offer: Offer, memory: int, deadline: float) -> bytes:
+    """Has a worker add its stack to the memory, and waits for the zero byte at the end."""
     status = _status(offer.pid)
     bit = 1 << (offer.number - 1)
     state = _field(status, "State")
@@ -260,10 +245,13 @@ def _answer(process: int, offer: Offer, memory: FileIO, deadline: float) -> byte
             raise _NoStackError("its main thread blocks the signal")
         sleep(_PAUSE_S)
         status = _status(offer.pid)
+    begin = os.fstat(memory).st_size
     if not (_mask(status, "ShdPnd") | _mask(status, "SigPnd")) & bit:  # else a request is pending
         signal.pidfd_send_signal(process, offer.number)
     while True:
-        written = os.pread(memory.fileno(), _MOST_BYTES, 0)
+        if os.fstat(memory).st_size < begin:  # the worker has emptied it
+            begin = 0
+        written = os.pread(memory, _MOST_BYTES, begin)
         if b"\0" in written or len(written) == _MOST_BYTES:
             return written.partition(b"\0")[0]
         if monotonic() > deadline:
