@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from envs import Counter
 from shmvec import ShmVectorEnv
 from shmvec._core import MappedMemory, Segment, reserve_pages, segment_bytes
 from shmvec._memory import segment
-from shmvec._memory.segment import reserve_memory, reserve_segment
+from shmvec._memory.segment import reserve_memory, reserve_segment, shared_memory_of
 
 WAYS = [reserve_segment, reserve_memory]
 
@@ -134,11 +135,14 @@ def segments_mapped(pid):
 
 
 def opened(pid):
-    """How many descriptors of segments a process has."""
+    """How many descriptors of segments a process has; all memory is the user's alone."""
     found = 0
     for number in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{number}"
         with suppress(FileNotFoundError):  # that of the listing itself
-            found += "/dev/shm/shmvec-segment" in os.readlink(f"/proc/{pid}/fd/{number}")
+            name = os.readlink(path)
+            found += "/dev/shm/shmvec-segment" in name
+            assert ":shmvec" not in name or os.stat(path).st_mode & 0o777 == 0o600, name
     return found
 
 
@@ -155,6 +159,26 @@ def test_no_file_in_dev_shm_is_removed():
     finally:
         for path in theirs:
             path.unlink(missing_ok=True)
+
+
+def test_of_another_process_nothing_but_memory_is_opened_and_only_read(tmp_path):
+    """It may have anything under any name, and this process may be root's."""
+    os.mkfifo(tmp_path / "pipe")
+    memory = segment.memory_file("x")
+    others = [os.open(path, os.O_RDWR) for path in (tmp_path / "pipe", "/dev/null")]
+    others.append(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT))
+    anything = re.compile(".*")
+    try:
+        for descriptor in others:
+            with pytest.raises(OSError, match="not shared memory"):
+                shared_memory_of(os.getpid(), descriptor, anything)
+        with pytest.raises(OSError, match="not shared memory"):
+            shared_memory_of(os.getpid(), memory, re.compile("another"))
+        others.append(shared_memory_of(os.getpid(), memory, anything))
+        assert fcntl.fcntl(others[-1], fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    finally:
+        for descriptor in (memory, *others):
+            os.close(descriptor)
 
 
 def test_no_memory_is_an_error_with_the_numbers(monkeypatch):

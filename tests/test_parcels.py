@@ -169,6 +169,14 @@ def test_no_more_is_read_than_there_is(sides, span):
             parent.collect([parcel])
 
 
+def test_a_pickle_that_was_damaged_is_not_unpickled(sides):
+    worker, parent = sides
+    parcel = worker.pack(["x" * 50_000])
+    os.pwrite(parent.descriptor, b"c", parcel.pickled[0] + 20_000)
+    with pytest.raises(RuntimeError, match="the segment is damaged"):
+        parent.collect([parcel])
+
+
 def test_a_program_that_has_no_descriptor_left_gets_its_results_later():
     with closing(ShmVectorEnv(painters(2), num_workers=1)) as envs:
         before = _limit_descriptors(3)

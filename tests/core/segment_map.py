@@ -1,5 +1,6 @@
 """The segment of a vector env, for tests that damage it: where it is, and what lies where in it."""
 
+import ctypes
 import struct
 
 import shmvec._processes.assembly
@@ -41,6 +42,19 @@ def forget_mappings():
 def until_answered(timeout):
     """Waits until all answers are in the segment, and takes none; False: the time is up first."""
     return LEDGERS[0].wait_all(timeout)
+
+
+def other_memories():
+    """What this process shares with others besides the segment."""
+    found = []
+    with open("/proc/self/maps") as lines:
+        for line in lines:
+            addresses, rights, *_, name = line.split(maxsplit=5)
+            if name == "/memfd:shmvec (deleted)\n" and rights.startswith("rw"):
+                begin, end = (int(address, 16) for address in addresses.split("-"))
+                memory = (ctypes.c_ubyte * (end - begin)).from_address(begin)
+                found.append(memoryview(memory).cast("B"))
+    return found
 
 
 class Map:

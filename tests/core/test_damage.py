@@ -1,6 +1,7 @@
 """Damage to the segment ends in a clear error: no crash, no endless wait, no huge array."""
 
 import multiprocessing
+import struct
 import sys
 import time
 from contextlib import closing, contextmanager
@@ -11,10 +12,17 @@ import pytest
 from echoing import duration
 from envs import Counter
 from processes import wait_until_dozing
-from segment_map import LINE, Map, forget_mappings, keep_mappings, until_answered
+from segment_map import (
+    LINE,
+    Map,
+    forget_mappings,
+    keep_mappings,
+    other_memories,
+    until_answered,
+)
 from tables import crossed
 
-from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
+from shmvec import FaultPolicy, Replay, ShmVectorEnv, WorkerCrashError
 from shmvec._core import COUNTERS, Segment
 from shmvec._memory.layout import Layout
 
@@ -251,6 +259,44 @@ def test_lost_actions():
         envs.recv()
         with pytest.raises(WorkerCrashError):
             envs.recv(timeout=MANY)
+
+
+# ---- a replay -----------------------------------------------------------------------------------
+
+
+class DamagesCounts(Counter):
+    """Damages the replay's number of records of all envs in its ninth step."""
+
+    def __init__(self, damage):
+        super().__init__(length=1000)
+        self.damage = damage
+
+    def step(self, action):
+        result = super().step(action)
+        if self.count == 9:
+            for memory in other_memories():
+                struct.pack_into("=2q", memory, LINE, self.damage, self.damage)
+        return result
+
+
+@pytest.mark.parametrize("count", [1 << 40, 1 << 62, -5, -(1 << 63), 9 + 200])
+def test_a_damaged_number_of_records(count):
+    """It was a loop's end and, of rows, an index."""
+    makers = [lambda: DamagesCounts(count), Counter]
+    with closing(ShmVectorEnv(makers, num_workers=1, context="fork")) as envs:
+        replay = Replay(envs, 200, seed=1)
+        envs.reset()
+        damaged = 0
+        for _ in range(40):
+            try:
+                envs.step([0, 0])
+            except RuntimeError as error:
+                assert str(error).startswith("the segment is damaged: the number of records of env")
+                damaged += 1
+        assert damaged == 1 and len(replay) > 60
+        batch = replay.sample(64)
+        assert np.array_equal(batch.next_observations[:, 0], batch.rewards)
+        replay.close()
 
 
 # ---- slabs --------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -31,9 +32,17 @@ from dataclasses import dataclass, field
 import gymnasium as gym
 import numpy as np
 import pytest
-from segment_map import HEADER, LEDGERS, LINE, Map, keep_mappings, until_answered
+from segment_map import (
+    HEADER,
+    LEDGERS,
+    LINE,
+    Map,
+    keep_mappings,
+    other_memories,
+    until_answered,
+)
 
-from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, WorkerCrashError
+from shmvec import EnvTimeoutError, FaultPolicy, Replay, ShmVectorEnv, WorkerCrashError
 from shmvec._memory.rollout import Rollout
 
 CASE_S = 30  # a case that takes longer hangs
@@ -179,11 +188,27 @@ class Scribbler:
     def in_everything(self):
         self.block(0, self.map.total)
 
+    def in_others(self):
+        """In the memory of a replay, a rollout, a trace, or of large results."""
+        memories = other_memories()
+        if not memories:
+            return self.in_slabs()
+        self.memory = self.rng.choice(memories)
+        try:
+            where = self.rng.random()
+            if where < 0.6:  # the counts of a replay, the switch and the first tail of a trace
+                self.word(8 * self.rng.randrange(32), 8)
+            else:
+                self.block(0, min(len(self.memory), 1 << self.rng.randrange(9, 24)))
+        finally:
+            self.memory = self.map.memory
+
 
 REGIONS = (
     ["header", "bell", "policy", "notice", "counters", "everything"]
     + ["completion", "requests", "slabs", "actions"] * 2
     + ["completions"] * 4
+    + ["others"] * 6
     + ["infos"] * 8
 )
 
@@ -236,6 +261,11 @@ class Scribbling(gym.Env):
         over = (self.count + self.index) % 4 == 0
         info = self.infos[(self.count + self.index) % len(self.infos)]
         return self.observation_space.sample(), 1.0, over, False, dict(info)
+
+    def large(self):
+        """A large array, and a large pickle around it."""
+        self._scribble()
+        return np.arange(20_000.0), ["text", 7, {"a": None}] * 10_000
 
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -311,6 +341,8 @@ SCENARIOS = {
         "batches", 0, 4, TEXTS, arguments={"batch_size": 2}, kind=OwnInfos
     ),
     "rollouts": Scenario("rollouts", 2, 3),
+    "others": Scenario("others", 2, 4, arguments={"step_timeout": 5.0}),
+    "others_of_restarts": Scenario("others", 2, 4, arguments=RESTARTS),
     "restarts": Scenario("lockstep", 2, 3, TEXTS, arguments=RESTARTS),
     "restarts_in_batches": Scenario("batches", 2, 4, arguments={"batch_size": 2, **RESTARTS}),
 }
@@ -329,7 +361,12 @@ class Case:
         WHERE.append(Map())
         self.references = {}
         self.out = set()  # envs that were asked one by one
-        self.rollout = None
+        self.rollout = self.replay = None
+        if scenario.drive == "others":
+            priorities = self.rng.choice((None, 0.6))
+            self.replay = Replay(
+                self.envs, 200, n_step=self.rng.choice((1, 3)), prioritized=priorities, seed=seed
+            )
         if scenario.drive == "batches":
             self.out.update(range(scenario.num_envs))
             self.call(self.envs.async_reset, seed=seed % 1000)
@@ -351,6 +388,8 @@ class Case:
             self.call(self.envs.stats)
         if self.rng.random() < 0.3:
             self.scribble()
+        if self.replay is not None:
+            self.call(self.replay.sample, 100)
         self.envs.close()
         assert not multiprocessing.active_children()
         return self.outcomes
@@ -377,6 +416,8 @@ class Case:
     def is_clear(self, error):
         # (Gymnasium raises OverflowError for a wrong number that does not fit its array.)
         if isinstance(error, (WorkerCrashError, EnvTimeoutError, OverflowError)):
+            return True
+        if "there is nothing to sample yet" in str(error):  # no record is a step, workers say
             return True
         return type(error) is RuntimeError and str(error).startswith("the segment is damaged: ")
 
@@ -479,6 +520,29 @@ class Case:
             actions = self.actions(self.scenario.num_envs)
             if self.around(kind, int, lambda: self.rollout.step(actions)) is None:
                 self.rollout = None  # it cannot be continued
+
+    def drive_others(self, kind):
+        envs, rng = self.envs, self.rng
+        what = rng.random()
+        if what < 0.2:
+            self.around(kind, lambda: envs.call_async("large"), envs.call_wait)
+        elif what < 0.4:
+            path = os.path.join(tempfile.gettempdir(), f"fuzz-{os.getpid()}.json")
+            trace = envs.trace(path, size=64)
+            self.call(trace.start)
+            actions = self.actions(self.scenario.num_envs)
+            self.around(kind, lambda: envs.step_async(actions), envs.step_wait)
+            if self.call(trace.stop) or os.path.exists(path):
+                with open(path) as file:
+                    json.load(file)
+                os.unlink(path)
+        else:
+            self.drive_lockstep(kind)
+        if self.call(self.replay.__len__):
+            batch = self.call(self.replay.sample, rng.choice((1, 8, 64)))
+            if batch is not None:
+                walk(list(vars(batch).values()))
+            self.call(self.replay.latest)
 
     def actions(self, count):
         space = gym.vector.utils.batch_space(self.scenario.actions, count)

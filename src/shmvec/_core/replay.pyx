@@ -16,6 +16,9 @@ rows fill from the first to the last, and memory can be reserved as they do.
     interrupted  the env's next step has no known predecessor: the log began in the middle of an
                  episode, or somebody has set the env's state.
 
+The parent believes nothing of this: what it reads as an index, a count or a loop's end it has copied
+when it accepted a record, and a count that a request cannot have left is an error.
+
 A request writes two records at most, at the positions from `committed` on, and overwrites those
 `depth` before.  A few older ones are left alone beyond that, so that a batch can be put together while
 the envs go on: by threads of C's, which take the GIL never (csrc/parallel.h).
@@ -209,6 +212,9 @@ cdef class Sampler(ReplayLog):
     cdef readonly Py_ssize_t spare    # records of an env that are not drawn, nor overwritten
     cdef object reserve               # called with a position up to which rows must have memory
     cdef int64_t reserved
+    cdef int64_t[::1] told            # `committed` as workers see it; the parent's own is private
+    cdef uint8_t[::1] recorded        # `kinds` as workers write them; likewise
+    cdef Py_ssize_t damaged           # an env whose count was damaged, until that is told; -1: none
     cdef int64_t[::1] oldest          # of each env: the oldest position that may be used
     cdef int64_t[::1] ends            # of each env: candidates up to and with it
     cdef Py_ssize_t n_step
@@ -264,6 +270,10 @@ cdef class Sampler(ReplayLog):
         self.n_step = n_step
         self.discounts = discount ** np.arange(n_step + 1, dtype=np.float64)
         self.stack, self.spare = stack, spare
+        self.told, self.recorded = self.committed, self.kinds
+        self.counts = np.array(self.counts)
+        self.committed, self.kinds = self.counts, np.zeros(self.num_envs * self.depth, np.uint8)
+        self.damaged = -1
         self.oldest = np.zeros(self.num_envs, np.int64)
         self.ends = np.zeros(self.num_envs, np.int64)
         self.largest = 1.0
@@ -290,7 +300,9 @@ cdef class Sampler(ReplayLog):
     cdef int recount(self, Py_ssize_t env) except -1:
         cdef int64_t position
         cdef int64_t count = self.committed[env]
+        self.written[env] = count
         self.oldest[env] = self.oldest_of(count)
+        self.kinds[self.row(env, self.oldest[env])] = self.recorded[self.row(env, self.oldest[env])]
         for position in range(self.oldest[env] + 1, count):
             self.enter(env, position)
         return 0
@@ -306,6 +318,7 @@ cdef class Sampler(ReplayLog):
     cdef int enter(self, Py_ssize_t env, int64_t position) except -1:
         """Counts a record that can be drawn from now on."""
         cdef Py_ssize_t row = self.row(env, position)
+        self.kinds[row] = self.recorded[row]
         if position > 0 and self.is_transition(row):
             self.num_transitions += 1
             self.prioritize(row, self.largest)
@@ -330,6 +343,7 @@ cdef class Sampler(ReplayLog):
         for i in range(envs.shape[0]):
             self.accept(envs[i])
             most = max(most, self.committed[envs[i]])
+        self.check_damage()
         most = min(most + RECORDS_MOST, <int64_t>self.depth)
         if most > self.reserved:
             self.reserved = self.reserve(most)
@@ -349,9 +363,14 @@ cdef class Sampler(ReplayLog):
         cdef Py_ssize_t row
         if count == self.committed[env]:
             return 0
+        if not self.committed[env] < count <= self.committed[env] + RECORDS_MOST:
+            self.damaged = env
+            self.written[env] = self.committed[env]
+            self.interrupted[env] = 1
+            return 0
         for position in range(self.committed[env], count):
             self.enter(env, position)
-        self.committed[env] = count
+        self.committed[env] = self.told[env] = count
         oldest = self.oldest_of(count)
         for position in range(self.oldest[env] + 1, oldest + 1):
             row = self.row(env, position)
@@ -359,6 +378,16 @@ cdef class Sampler(ReplayLog):
                 self.num_transitions -= 1
                 self.prioritize(row, 0.0)
         self.oldest[env] = oldest
+        return 0
+
+    cdef int check_damage(self) except -1:
+        """Raises RuntimeError, once, if a count of records was damaged since; its env goes on."""
+        cdef Py_ssize_t env = self.damaged
+        if env >= 0:
+            self.damaged = -1
+            raise RuntimeError(
+                f"the segment is damaged: the number of records of env {env} in the replay makes "
+                "no sense. Its last step is not recorded. Nothing was sent to any env")
         return 0
 
     @property
@@ -471,6 +500,7 @@ cdef class Sampler(ReplayLog):
         """Makes room for a batch of another size: its rewards, discounts and flags."""
         if self.owner != getpid():
             raise RuntimeError("this replay is another process's: a fork cannot draw from it")
+        self.check_damage()
         self.finish()
         self.requests = 0
         self.size = size

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pickle import PickleBuffer, dumps, loads
 from sys import getrefcount
 from typing import Any
+from zlib import adler32
 
+from shmvec._memory.segment import memory_file
 from shmvec._pickling import dumps as dumps_by_value
 
 __all__ = ["Depot", "Parcel"]
@@ -39,10 +41,14 @@ Span = tuple[int, int]  # offset in the depot, and number of bytes
 
 @dataclass(frozen=True)
 class Parcel:
-    """A pickled result and its out-of-band buffers; a span stands for a buffer in the depot."""
+    """A pickled result and its out-of-band buffers; a span stands for a buffer in the depot.
+
+    What is unpickled from the depot has a checksum: stray writes of an env's may have changed it.
+    """
 
     pickled: bytes | Span
     buffers: list[Any]
+    checksum: int = 0
 
     def open(self) -> Any:
         """Unpickles the result; exceptions of the user's classes pass through."""
@@ -60,7 +66,7 @@ class Depot:
     def create(cls) -> Depot:
         """Makes the memory, which starts empty and grows with use."""
         try:
-            descriptor = os.memfd_create("shmvec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            descriptor = memory_file()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
@@ -114,7 +120,10 @@ class Depot:
                 spans.clear()
                 if pickle is _PICKLES[-1] or not isinstance(error, Exception):
                     raise
-        return Parcel(self._put(memoryview(pickled)) or pickled, spans)
+        span = self._put(memoryview(pickled))
+        if span is None:
+            return Parcel(pickled, spans)
+        return Parcel(span, spans, adler32(pickled))
 
     def _put(self, content: memoryview) -> Span | None:
         """Writes large content to the depot; returns None if it is small or does not fit."""
@@ -149,6 +158,7 @@ class Depot:
 
         Raises:
             ValueError: A span lies outside the depot.
+            RuntimeError: A pickle there was damaged.
         """
         held: list[bytearray] = []
         used: list[bytearray] = []
@@ -173,6 +183,8 @@ class Depot:
                 pickled = parcel.pickled
                 if not isinstance(pickled, bytes):
                     pickled = bytes(self._at(pickled))
+                    if adler32(pickled) != parcel.checksum:
+                        raise RuntimeError("the segment is damaged: a large result is another one")
                 parcel = Parcel(pickled, [copied(span) for span in parcel.buffers])
             collected.append(parcel)
         if used:  # two of each, because the caller holds the last results until it has the next
