@@ -770,6 +770,38 @@ def test_a_folder_whose_description_is_another(tmp_path, content):
         watched(envs, 100)[0].close()
 
 
+def test_a_folder_whose_description_has_other_numbers(tmp_path):
+    nan, large = float("nan"), 10**400
+    with ShmVectorEnv(numbered(2), num_workers=1) as envs:
+        replay, reference, caller = watched(envs, 100, n_step=3, seed=0)
+        caller.reset(seed=0)
+        played(caller, "lockstep", 20)
+        replay.save(tmp_path)
+        replay.close()
+        file = tmp_path / "replay.json"
+        whole = json.loads(file.read_text())
+        wrong = {
+            "n_step": (0, -1, 1.5, 90, None),
+            "discount": (nan, 0, 1.1, large, "x"),
+            "frame_stack": (0, -1, 99, "x"),
+            "prioritized": (-1.0, nan, "x"),
+            "depth": (0, -1, large, None),
+            "newest": (1,),
+            "random": (None, {}, {"bit_generator": "MT19937"}),
+        }
+        for name, values in wrong.items():
+            for value in values:
+                file.write_text(json.dumps(whole | {name: value}))
+                with pytest.raises(ValueError, match="is damaged|with other observations"):
+                    Replay.load(tmp_path, envs)
+        file.write_text("[" * 100_000)
+        with pytest.raises(ValueError, match="is damaged"):
+            Replay.load(tmp_path, envs)
+        file.write_text(json.dumps(whole))
+        again = Replay.load(tmp_path, envs)  # nothing is left of what has failed
+        assert reference.check_all(again)
+
+
 @pytest.mark.parametrize("count", [-1, -(2**62), 2**62])
 def test_a_folder_whose_counts_are_wrong(tmp_path, count):
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:

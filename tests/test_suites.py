@@ -323,12 +323,12 @@ def test_a_damaged_record_is_refused_and_nothing_else(tmp_path):
     lines = file.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines):
         for name in [name for name in json.loads(line) if name != "options"]:
-            for other in ([name, None], [name, []], ["x" + name, 1]):
+            for other in ([name, None], [name, []], ["x" + name, 1], [name, 10**400]):
                 changed = {key: value for key, value in json.loads(line).items() if key != name}
                 changed[other[0]] = other[1]
                 if changed == json.loads(line) or json.loads(line)[name] is other[1] is None:
                     continue
-                if name in ("reference", "info_keys") and other[1] == []:
+                if name == "drawn" and other[1]:
                     continue
                 text = json.dumps(changed).encode() + b"\n"
                 file.write_bytes(b"".join([*lines[:number], text, *lines[number + 1 :]]))
@@ -337,6 +337,14 @@ def test_a_damaged_record_is_refused_and_nothing_else(tmp_path):
                         SuiteEvaluation.read(file)
                 else:  # as a line that was cut off
                     assert len(SuiteEvaluation.read(file)["b"]) == 1
+    for damage in ({"info": {"n": 10**400}}, {"reference": [1, 1]}, {"x": "deep"}):
+        (name,) = damage
+        number = next(n for n, line in enumerate(lines) if name in json.loads(line) or name == "x")
+        text = json.dumps(json.loads(lines[number]) | damage).encode() + b"\n"
+        text = text.replace(b'"deep"', b"[" * 100_000)
+        file.write_bytes(b"".join([*lines[:number], text, *lines[number + 1 :]]))
+        with pytest.raises(ValueError, match="damaged|no record"):
+            SuiteEvaluation.read(file)
     file.write_bytes(b"".join(lines) * 2)  # two records in one file
     with pytest.raises(ValueError, match=f"line {len(lines) + 1} is damaged"):
         SuiteEvaluation.read(file)

@@ -184,19 +184,13 @@ class Replay:
             AlreadyPendingCallError: A call waits for its results.
         """
         exchange = _exchange_of(envs)
-        self.n_step = checked_count("n_step", n_step)
-        if not 0.0 < discount <= 1.0:
-            raise ValueError(f"discount must be above 0 and at most 1, got {discount!r}")
-        if prioritized is not None and not 0.0 < prioritized < float("inf"):
-            raise ValueError(f"prioritized must be None or above 0, got {prioritized!r}")
-        self.discount = float(discount)
-        self._alpha = prioritized
+        self._set(n_step, discount, prioritized)
         check_arrays(exchange.layout, "a replay")
         space = exchange.layout.observation_space
         self.frame_stack, zeros = _stack(exchange, space, frame_stack, padding)
         newest = self.frame_stack > 1 and _is_stacked(space, self.frame_stack)
         depth = -(-checked_count("capacity", capacity) // exchange.num_envs)
-        least = max(_LEAST_DEPTH, 2 * (self.n_step + self.frame_stack))
+        least = self._least_depth
         if depth < least:
             raise ValueError(
                 f"capacity must be at least {least * exchange.num_envs:,}, {least} for each of "
@@ -205,6 +199,26 @@ class Replay:
         self._begin(exchange, LogLayout.of(exchange.layout, depth, newest, zeros), on_disk, seed)
 
     # ---- making it ---------------------------------------------------------------------------
+
+    def _set(self, n_step: Any, discount: Any, prioritized: Any) -> None:
+        """Checks and keeps numbers.
+
+        Raises:
+            ValueError: One is out of range.
+            TypeError: One is no number.
+        """
+        self.n_step = checked_count("n_step", n_step)
+        if not 0.0 < discount <= 1.0:
+            raise ValueError(f"discount must be above 0 and at most 1, got {discount!r}")
+        if prioritized is not None and not 0.0 < prioritized < float("inf"):
+            raise ValueError(f"prioritized must be None or above 0, got {prioritized!r}")
+        self.discount = float(discount)
+        self._alpha = None if prioritized is None else float(prioritized)
+
+    @property
+    def _least_depth(self) -> int:
+        """Records of an env, of which some can be drawn."""
+        return max(_LEAST_DEPTH, 2 * (self.n_step + self.frame_stack))
 
     def _begin(
         self,
@@ -495,40 +509,43 @@ class Replay:
             OSError: It cannot be read; or as for ``Replay``.
         """
         folder = Path(folder).resolve()
-        about = json.loads((folder / _ABOUT).read_text("utf-8"))
+        self = cls.__new__(cls)
+        exchange = _exchange_of(envs)
+        with _damages(folder / _ABOUT):
+            about = json.loads((folder / _ABOUT).read_text("utf-8"))
         if not isinstance(about, dict) or about.get("format") != _FORMAT:
             raise ValueError(f"{folder} holds no replay of this version of shmvec")
-        if missing := _KEYS - about.keys():
-            raise ValueError(f"{folder / _ABOUT} is damaged: it lacks {sorted(missing)}")
-        exchange = _exchange_of(envs)
-        layout = LogLayout.of(
-            exchange.layout, about["depth"], about["newest"], about["zeros"]
-        )
+        with _damages(folder / _ABOUT):
+            if missing := _KEYS - about.keys():
+                raise ValueError(f"it lacks {sorted(missing)}")
+            self._set(about["n_step"], about["discount"], about["prioritized"])
+            self.frame_stack = checked_count("frame_stack", about["frame_stack"])
+            depth = checked_count("depth", about["depth"])
+            layout = LogLayout.of(exchange.layout, depth, about["newest"], about["zeros"])
+            rng = np.random.default_rng(seed)
+            if seed is None and "random" in about:
+                rng.bit_generator.state = about["random"]
         if about["arrays"] != _described(layout):
             raise ValueError(
                 f"{folder} holds a replay of {about['num_envs']} envs with other observations or "
                 f"actions than these {exchange.num_envs}"
             )
-        self = cls.__new__(cls)
-        self.n_step, self.discount = about["n_step"], about["discount"]
-        self.frame_stack = about["frame_stack"]
-        self._alpha = about["prioritized"]
+        space = exchange.layout.observation_space
+        stacked = self.frame_stack > 1 and _is_stacked(space, self.frame_stack)
+        if depth < self._least_depth or layout.newest != stacked:
+            raise ValueError(f"{folder / _ABOUT} is damaged: its numbers contradict each other")
         priorities = None
         if self._alpha is not None and (folder / _PRIORITIES).exists():
-            try:
-                priorities = np.load(folder / _PRIORITIES)
-            except (ValueError, EOFError) as error:
-                raise ValueError(f"{folder / _PRIORITIES} is damaged: {error}") from error
-            if (
-                priorities.shape != (layout.depth * layout.num_envs,)
-                or not np.isfinite(priorities).all()
-            ):
-                raise ValueError(f"{folder / _PRIORITIES} is damaged")
+            with _damages(folder / _PRIORITIES):
+                priorities = np.load(folder / _PRIORITIES).astype(np.float64, casting="safe")
+                if priorities.shape != (layout.depth * layout.num_envs,) or not (
+                    (priorities >= 0) & (priorities <= _LARGEST_PRIORITY)
+                ).all():
+                    raise ValueError("they are no priorities of its transitions")
         self._begin(exchange, layout, on_disk, seed, folder)
-        if seed is None and "random" in about:
-            self._rng.bit_generator.state = about["random"]
+        self._rng = rng
         if priorities is not None:
-            self._log.set_priorities(priorities.astype(np.float64))
+            self._log.set_priorities(priorities)
         return self
 
     def _fill(self, saved: Path, copied: bool) -> None:
@@ -711,6 +728,17 @@ def _is_stacked(space: gym.Space[Any], frames: int) -> bool:
 def _has_zero(space: gym.Space[Any]) -> bool:
     """Whether zeros are in a space: else FrameStackObservation pads with what is nearest."""
     return isinstance(space, spaces.Box) and bool(((space.low <= 0) & (space.high >= 0)).all())
+
+
+@contextlib.contextmanager
+def _damages(path: Path) -> Iterator[None]:
+    """Raises ValueError with a file's name for whatever is wrong with its content."""
+    try:
+        yield
+    except OSError:
+        raise
+    except (ValueError, TypeError, KeyError, EOFError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _file(folder: Path | None, anew: bool) -> int:

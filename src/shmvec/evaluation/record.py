@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,18 +154,59 @@ class Record:
 # What a line has of an episode, besides what identifies it.
 _FIELDS = ("return_", "length", "terminated", "info", "failed", "repeats", "steps", "seconds")
 _KEYS = {"return_": "return"}
-# What each kind of line must have.
-_NONE = type(None)
-_HEAD: Mapping[str, Any] = {"shmvec": int, "drawn": (int, _NONE)}
-_TASK: Mapping[str, Any] = {"task": str, "env": str, "info_keys": list, "reference": (list, _NONE)}
-_EPISODE: Mapping[str, Any] = {
-    "task": str,
-    "return": (int, float),
-    "terminated": bool,
-    "info": dict,
-    "failed": str,
-    "seconds": (int, float),
-    **dict.fromkeys(("episode", "seed", "length", "repeats", "steps"), int),
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether it is an integer for an array of int64."""
+    return isinstance(value, int) and -1 << 63 <= value < 1 << 63
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or _is_integer(value)
+
+
+def _are_keys(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
+
+
+def _is_reference(value: Any) -> bool:
+    """Whether it is what `Task` takes, as JSON has it."""
+    if value is None:
+        return True
+    two = isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+    return two and value[0] != value[1] and all(map(math.isfinite, value))
+
+
+def _is_info(value: Any) -> bool:
+    """Whether it is a dict whose integers can be floats, as `plain` has made sure."""
+    return isinstance(value, dict) and all(
+        abs(each) < 1 << 1000 for each in value.values() if isinstance(each, int)
+    )
+
+
+# What each kind of line must have, and how that is checked.
+_HEAD: Mapping[str, Callable[[Any], bool]] = {
+    "shmvec": _is_integer,
+    "drawn": lambda value: value is None or isinstance(value, int) and value >= 0,
+}
+_TASK: Mapping[str, Callable[[Any], bool]] = {
+    "task": _is_text,
+    "env": _is_text,
+    "info_keys": _are_keys,
+    "reference": _is_reference,
+}
+_EPISODE: Mapping[str, Callable[[Any], bool]] = {
+    "task": _is_text,
+    "return": _is_number,
+    "terminated": lambda value: isinstance(value, bool),
+    "info": _is_info,
+    "failed": _is_text,
+    "seconds": _is_number,
+    **dict.fromkeys(("episode", "seed", "length", "repeats", "steps"), _is_integer),
 }
 
 
@@ -217,15 +259,15 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
         return None
     try:
         line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) and _is_complete(line) else None
 
 
 def _is_complete(line: Mapping[str, Any]) -> bool:
     """Whether a line has all that is read of it."""
-    kinds = _HEAD if "shmvec" in line else _EPISODE if "episode" in line else _TASK
-    return all(name in line and isinstance(line[name], kind) for name, kind in kinds.items())
+    checks = _HEAD if "shmvec" in line else _EPISODE if "episode" in line else _TASK
+    return all(name in line and check(line[name]) for name, check in checks.items())
 
 
 def plain(value: Any) -> Any:
