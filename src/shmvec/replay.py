@@ -538,9 +538,10 @@ class Replay:
         if self._alpha is not None and (folder / _PRIORITIES).exists():
             with _damages(folder / _PRIORITIES):
                 priorities = np.load(folder / _PRIORITIES).astype(np.float64, casting="safe")
-                if priorities.shape != (layout.depth * layout.num_envs,) or not (
-                    (priorities >= 0) & (priorities <= _LARGEST_PRIORITY)
-                ).all():
+                if (
+                    priorities.shape != (layout.depth * layout.num_envs,)
+                    or not ((priorities >= 0) & (priorities <= _LARGEST_PRIORITY)).all()
+                ):
                     raise ValueError("they are no priorities of its transitions")
         self._begin(exchange, layout, on_disk, seed, folder)
         self._rng = rng

@@ -143,7 +143,7 @@ def _memfd(name: str) -> int:
 def _block(name: str, nbytes: int) -> int:
     """A block of multiprocessing.shared_memory without a name.
 
-    A process that is killed before the name is gone leaves an empty file, without any memory. Nobody
+    A process that is killed before the name is gone leaves an empty file, without memory. Nobody
     removes it later: other files of such names would be somebody's.
     """
     if free_shm() < nbytes:
