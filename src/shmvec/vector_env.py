@@ -779,7 +779,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         Their next step returns a truncation, with ``infos["fault"]``, and resets follow as after
         any other truncation; the same holds for the other envs of these workers. Envs whose episode
         is over go on with a reset at once; the infos of an env that you reset say what was done.
-        This does not wait for an env that is in flight after a call timed out. It does not change
+        Envs of a worker of which none is in flight are closed first, if they do so within 5 s. This
+        does not wait for an env that is in flight after a call timed out. It does not change
         the counts of ``FaultPolicy``.
 
         Args:
