@@ -172,6 +172,25 @@ class FixedFile(Well):
         (SHARED / "state.txt").unlink(missing_ok=True)
 
 
+_FILE = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+_FILE.write(bytes(range(256)) * 64)
+
+
+class ReadsAnOpenFile(Well):
+    def noise(self):
+        _FILE.seek(self.np_random.integers(8000))
+        return float(_FILE.read(1)[0])
+
+
+class SameWhateverTheSeed(Well):
+    def reset(self, *, seed=None, options=None):
+        self.generator = np.random.default_rng(7)
+        return super().reset(seed=seed)
+
+    def noise(self):
+        return float(self.generator.random())
+
+
 class FixedLock(Well):
     def __init__(self):
         self.file = (SHARED / "lock").open("w")

@@ -43,6 +43,7 @@ SICK = {
     "SpaceOfItsOwn": (["spaces"], "shared_memory=False", "space['mission'] is of type OwnSpace"),
     "InfoWithALock": (["infos"], "a wrapper", "'engine': cannot pickle"),
     "InfoContainsItself": (["infos"], "a wrapper", "'tree': contains itself"),
+    "ReadsAnOpenFile": (["open files"], "the env", "before workers are forked"),
     "NeedsItsThread": (["threads"], 'context="forkserver"', "hangs"),
     "OldGym": (["start method"], "the env", "not enough values to unpack"),
     "FailsToClose": (["close"], "the env's close()", "closed already"),
@@ -50,6 +51,7 @@ SICK = {
 # What is no fault, but to know.
 NOTED = {
     "TimeInInfo": ("same seed", None, "infos differ"),
+    "SameWhateverTheSeed": ("other seeds", "self.np_random", "another seed gives the same"),
     "SameBuffer": ("buffers", "a wrapper", "changes the observation"),
     "OtherDtype": ("spaces", "a wrapper", "float64 for float32"),
     "HasAThread": ("threads", 'context="forkserver"', "logger"),

@@ -38,8 +38,9 @@ class Finding:
     """A line of the report.
 
     Attributes:
-        kind: The subject: "start method", "same seed", "spaces", "infos", "global generators",
-            "buffers", "threads", "one process", "two processes", "close", "time" or "memory".
+        kind: The subject: "start method", "same seed", "other seeds", "spaces", "infos",
+            "global generators", "buffers", "open files", "threads", "one process",
+            "two processes", "close", "time" or "memory".
         verdict: "ok", "note" (to know, or to fix for some programs) or "wrong".
         seen: What was seen.
         advice: What to do about it, and why; None: nothing.
@@ -128,6 +129,7 @@ class _Examination:
         context: str,
         *,
         twice: bool = False,
+        reseeds: bool = False,
         forks: bool = False,
     ) -> _Run:
         """Makes envs, resets and steps them in lockstep, and closes them.
@@ -137,6 +139,7 @@ class _Examination:
             processes: The numbers of the envs of each process.
             context: The start method.
             twice: Whether to reset and step them a second time.
+            reseeds: Whether to do that with another seed.
             forks: Whether to fork each process at the end, and step an env in the fork.
         """
         self._say(what)
@@ -155,7 +158,7 @@ class _Examination:
                 faults=FaultPolicy(),
             )
             deadline = time.monotonic() + self.time_limit
-            for doing, name, arguments in self._calls(twice, forks):  # noqa: B007
+            for doing, name, arguments in self._calls(twice, reseeds, forks):  # noqa: B007
                 left = max(0.01, deadline - time.monotonic())
                 answers = exchange.call(name, arguments, timeout=left)
                 failed = next((each for each in answers if isinstance(each, Raised)), None)
@@ -190,11 +193,13 @@ class _Examination:
         found.seconds = time.monotonic() - start
         return found
 
-    def _calls(self, twice: bool, forks: bool) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+    def _calls(
+        self, twice: bool, reseeds: bool, forks: bool
+    ) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
         """The calls of a run: a description, the probe's method, and its arguments."""
         yield "making envs", "build", ()
-        for _ in range(2 if twice else 1):
-            yield "reset", "advance", ("reset",)
+        for moment in ("reset", *["reset"] * twice, *["reset with another seed"] * reseeds):
+            yield moment, "advance", (moment,)
             yield from self._steps()
         yield "looking at it", "facts", ()
         if forks:
@@ -283,7 +288,7 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
     method = working[0]
     alone, rest = runs[method], [runs[other] for other in working[1:]]
     second = examination.run("alone, a second time", [[0]], method)
-    other = examination.run("alone, with another seed", [[1]], method)
+    other = examination.run("alone, with another seed", [[1]], method, reseeds=True)
     company = examination.run("two in one process", [[0, 1]], method)
     four = None
     if not company.trouble:  # the last one is of the first kind, if there are two
@@ -293,6 +298,7 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
     reference, repeated = _references(alone, other)
     unstable, finding = _same_seed(reference[0], repeated, second, rest)
     yield finding
+    yield _other_seeds(reference[1], other.events[1][len(reference[1]) :])
     if len(examination.env_fns) > 1:
         again = examination.run("the other one, a second time", [[1]], method)
         unstable.update(_differing(reference[1], again.events[1]))
@@ -302,6 +308,8 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
     yield _infos(everywhere)
     yield _generators(facts)
     yield _buffers(everywhere)
+    if "fork" in working:
+        yield _open_files(runs["fork"].facts[0], wanted)
     one = _difference(reference, company, unstable)
     if not one and four is not None:
         one = _difference(reference, four, unstable)
@@ -328,7 +336,7 @@ def _references(alone: _Run, other: _Run) -> tuple[dict[int, list[Event]], list[
     """Events of an env alone with each of the two seeds, and with the first one repeated."""
     events = alone.events[0]
     middle = len(events) // 2
-    return {0: events[:middle], 1: other.events[1]}, events[middle:]
+    return {0: events[:middle], 1: other.events[1][:middle]}, events[middle:]
 
 
 def _start_methods(runs: dict[str, _Run], working: list[str], wanted: str) -> Iterator[Finding]:
@@ -384,6 +392,21 @@ def _same_seed(
         "space's sample(), the clock, the order of sets, or what the last episode has left"
     )
     return unstable, Finding(kind, WRONG, seen, advice, "self.np_random")
+
+
+def _other_seeds(reference: list[Event], reseeded: list[Event]) -> Finding:
+    """Whether the same actions after a reset with another seed give another episode."""
+    kind = "other seeds"
+    if not reseeded:
+        return Finding(kind, OK, "were not compared")
+    if {"observations", "rewards", "ends"} & set(_differing(reference, reseeded)):
+        return Finding(kind, OK, "another seed gives another episode")
+    seen = f"another seed gives the same episode ({len(reseeded) - 1} steps, the same actions)"
+    advice = (
+        "all envs play one episode over and over; right only if nothing in the env is random: "
+        "super().reset(seed=seed) seeds it, a generator of your own with a fixed seed does not"
+    )
+    return Finding(kind, NOTE, seen, advice, "self.np_random")
 
 
 def _differing(reference: Sequence[Event], events: Sequence[Event]) -> dict[str, int]:
@@ -471,6 +494,18 @@ def _buffers(everywhere: Sequence[Facts]) -> Finding:
         )
         return Finding("buffers", NOTE, seen, advice, "a wrapper")
     return Finding("buffers", OK, "each step returns arrays of its own")
+
+
+def _open_files(facts: Facts, wanted: str) -> Finding:
+    """Whether envs in a fork read from files that the program has opened."""
+    if not facts.files:
+        return Finding("open files", OK, "are not read from")
+    seen = f"envs read from a file that is open before workers are forked: {facts.files[0]}"
+    advice = (
+        "workers share its offset, so one reads where another has left it; open it in the env, or "
+        "read by os.pread"
+    )
+    return Finding("open files", WRONG if wanted == "fork" else NOTE, seen, advice, "the env")
 
 
 def _difference(reference: dict[int, list[Event]], run: _Run, unstable: set[str]) -> str:

@@ -8,10 +8,12 @@ that processes can be compared bit for bit without sending frames.
 from __future__ import annotations
 
 import copy
+import fcntl
 import os
 import random
 import select
 import signal
+import stat
 import sys
 import threading
 import time
@@ -79,6 +81,7 @@ class Facts:
         shared_buffers: Whether an env has changed a result of another one of this process.
         threads: Names of Python's threads that envs have started.
         native_threads: Number of other threads that they have started.
+        files: Files that were open before, and whose offsets the envs have moved.
         reset_us: Time of each reset.
         step_us: Time of each step.
         render_us: Time of each frame.
@@ -96,6 +99,7 @@ class Facts:
     shared_buffers: bool = False
     threads: list[str] = field(default_factory=list)
     native_threads: int = 0
+    files: list[str] = field(default_factory=list)
     reset_us: list[float] = field(default_factory=list)
     step_us: list[float] = field(default_factory=list)
     render_us: list[float] = field(default_factory=list)
@@ -144,6 +148,7 @@ class Probe(gym.Env[Any, Any]):
         """Makes the envs; returns the exception of the first one that fails."""
         self._threads = set(threading.enumerate())
         self._tasks = num_threads()
+        self._offsets = _offsets()
         before = _generators()
         for number in self._numbers:
             try:
@@ -166,9 +171,10 @@ class Probe(gym.Env[Any, Any]):
         return None
 
     def advance(self, moment: str) -> list[Event] | Raised:
-        """Resets the envs ("reset"), or steps each once ("step"); returns digests of the results.
+        """Resets the envs, or steps each once ("step"); returns digests of the results.
 
-        An env whose episode is over is reset in place of the step.
+        The moments of resets are "reset", and "reset with another seed". An env whose episode is
+        over is reset in place of the step.
         """
         events = []
         for subject in self._subjects:
@@ -198,12 +204,14 @@ class Probe(gym.Env[Any, Any]):
     def _moved(self, subject: _Subject, moment: str) -> Event:
         env, before = subject.env, (subject.last, subject.digest)
         start = time.perf_counter()
-        if moment == "reset" or subject.over:
-            seed = {"seed": seed_of(subject.number)} if moment == "reset" else {}
+        seeded = moment != "step"
+        if seeded or subject.over:
+            number = subject.number + (moment != "reset")
+            seed = {"seed": seed_of(number)} if seeded else {}
             observation, info = env.reset(**seed)
             self._facts.reset_us.append(1e6 * (time.perf_counter() - start))
             reward, terminated, truncated = 0.0, False, False
-            if moment == "reset":
+            if seeded:
                 subject.num_steps = 0
         else:
             action = subject.actions[subject.num_steps % _NUM_ACTIONS]
@@ -213,7 +221,7 @@ class Probe(gym.Env[Any, Any]):
         ends = [bool(terminated), bool(truncated)]
         subject.over = any(ends)
         subject.last, subject.digest = observation, _digest(observation)
-        if moment == "reset" and before[0] is not None:
+        if seeded and before[0] is not None:
             before = (None, b"")
         self._look(subject, observation, info, before)
         return subject.digest, _digest(reward), _digest(ends), _digest(info)
@@ -247,6 +255,9 @@ class Probe(gym.Env[Any, Any]):
         new = [thread for thread in threading.enumerate() if thread not in self._threads]
         facts.threads = [thread.name for thread in new]
         facts.native_threads = max(0, num_threads() - self._tasks - len(new))
+        now = _offsets()
+        moved = [file for file, offset in self._offsets.items() if now.get(file, offset) != offset]
+        facts.files = [name for _, name in moved]
         facts.resident = resident_bytes()
         return facts
 
@@ -333,6 +344,19 @@ def _generators() -> dict[str, bytes]:
 
 def _changed(before: dict[str, bytes]) -> list[str]:
     return [name for name, state in _generators().items() if before.get(name, state) != state]
+
+
+def _offsets() -> dict[tuple[int, str], int]:
+    """Offsets of the open files that can be read, by descriptor and name."""
+    offsets: dict[tuple[int, str], int] = {}
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # it was that of the folder itself
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            readable = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_APPEND
+            if descriptor > 2 and readable and stat.S_ISREG(os.fstat(descriptor).st_mode):
+                name = os.readlink(f"/proc/self/fd/{descriptor}")
+                offsets[descriptor, name] = os.lseek(descriptor, 0, os.SEEK_CUR)
+    return offsets
 
 
 def _contained(space: gym.Space[Any], value: Any) -> bool:

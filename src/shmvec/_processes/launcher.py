@@ -276,8 +276,9 @@ def _pickled(env_fns: Sequence[EnvFn], envs: range) -> bytes:
             except Exception as cause:
                 raise TypeError(
                     f"env_fns[{index}] cannot be pickled to send it to a worker: {cause}. Make "
-                    "the env inside the function instead of capturing it, or use "
-                    "context='fork'."
+                    "the env inside the function instead of capturing it, and open its files and "
+                    "connections in the env; what is neither, context='fork' takes along, where "
+                    "workers would share the offset of an open file."
                 ) from cause
         raise TypeError(f"env_fns cannot be pickled to send them to a worker: {error}") from error
 
