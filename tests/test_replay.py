@@ -4,6 +4,7 @@ import json
 import math
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import tempfile
@@ -768,6 +769,27 @@ def test_a_folder_whose_description_is_another(tmp_path, content):
         with pytest.raises(ValueError):
             Replay.load(tmp_path, envs)
         watched(envs, 100)[0].close()
+
+
+def test_a_disk_that_is_full_is_named_and_nothing_is_left_of_what_failed(tmp_path):
+    with ShmVectorEnv(numbered(2), num_workers=1) as envs:
+        replay, reference, caller = watched(envs, 1000, seed=0, prioritized=0.6)
+        caller.reset(seed=0)
+        played(caller, "lockstep", 20)
+        files = ("rows.bin", "replay.json", "priorities.npy")
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        for most in (1000, replay.stats().nbytes + 1000):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+            try:
+                if most > 1000:
+                    replay.save(tmp_path)
+                else:
+                    with pytest.raises(OSError, match="too large: .*rows.bin"):
+                        replay.save(tmp_path)
+                    assert not any(tmp_path.iterdir())
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
 
 
 def test_a_folder_whose_description_has_other_numbers(tmp_path):

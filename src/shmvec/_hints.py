@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import inspect
 import re
 import resource
@@ -94,18 +95,27 @@ def naming_limits() -> Iterator[None]:
     """A context for starting processes and threads: adds the limits to an error."""
     try:
         yield
-    except (BlockingIOError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:
+        note = ""
         if isinstance(error, BlockingIOError) or "new thread" in str(error):
             limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-            add_note(
-                error,
+            note = (
                 "No more processes and threads may be started. This user's limit is "
                 f"{'none' if limit == resource.RLIM_INFINITY else limit} "
                 "(RLIMIT_NPROC, `ulimit -u`), and a container has one of its own; `python -m "
                 "shmvec doctor` says how many are left. A worker needs two, besides those that "
                 "its env and libraries start, and this program one: raise the limit, or give "
-                "fewer num_workers.",
+                "fewer num_workers."
             )
+        elif getattr(error, "errno", None) == errno.EMFILE:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            note = (
+                f"This process may have {limit} files open (RLIMIT_NOFILE, `ulimit -n`), and a "
+                "vector env needs some for each worker; `python -m shmvec doctor` says how many "
+                "are left: raise the limit, or give fewer num_workers."
+            )
+        if note and note not in getattr(error, "__notes__", ()):
+            add_note(error, note)
         raise
 
 

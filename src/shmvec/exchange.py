@@ -50,7 +50,7 @@ from shmvec._core import (
     whole,
 )
 from shmvec._cores import time_on_cores
-from shmvec._hints import add_note
+from shmvec._hints import add_note, naming_limits
 from shmvec._memory.layout import ActionRows
 from shmvec._options import Settings, described, exchange_settings
 from shmvec._processes.assembly import agree, assemble, workers_for
@@ -202,7 +202,8 @@ class Exchange(OwnsProcesses, BatchSteps):
         )
         self.initialized = False
         try:
-            self._workers.start()
+            with naming_limits():
+                self._workers.start()
             if wait:
                 self.initialize()
         except BaseException:
@@ -226,7 +227,8 @@ class Exchange(OwnsProcesses, BatchSteps):
         self.check_open()
         assert self._workers is not None
         try:
-            self._start(self._workers)
+            with naming_limits():
+                self._start(self._workers)
         except BaseException as error:
             closed = self.closed  # by another thread, or as the program ends
             self._abandon()

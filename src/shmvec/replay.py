@@ -9,6 +9,7 @@ together by compiled code, large ones by threads without the GIL and ahead of th
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, repeat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import gymnasium as gym
 import numpy as np
@@ -472,19 +473,15 @@ class Replay:
         folder.mkdir(parents=True, exist_ok=True)
         about = self._about() | {"random": self._rng.bit_generator.state}
         if folder != self._folder:
-            rows = folder / (_ROWS + ".new")
             memory = memoryview(self._log.whole)
-            with rows.open("wb") as file:
+            with _replacing(folder / _ROWS) as file:
                 file.truncate(self._layout.nbytes)
                 for offset, nbytes in self._pieces.ranges:
                     file.seek(offset)
                     file.write(memory[offset : offset + nbytes])
-            os.replace(rows, folder / _ROWS)
         if self._alpha is not None:
-            priorities = folder / (_PRIORITIES + ".new")
-            with priorities.open("wb") as file:
+            with _replacing(folder / _PRIORITIES) as file:
                 np.save(file, self._log.priorities)
-            os.replace(priorities, folder / _PRIORITIES)
         _write_about(folder, about)
 
     @classmethod
@@ -794,6 +791,26 @@ def _described(layout: LogLayout) -> list[list[Any]]:
 
 def _write_about(folder: Path, about: dict[str, Any]) -> None:
     """Writes replay.json at once: a crash leaves the old one or the new one."""
-    new = folder / (_ABOUT + ".new")
-    new.write_text(json.dumps(about, indent=1), "utf-8")
-    os.replace(new, folder / _ABOUT)
+    with _replacing(folder / _ABOUT) as file:
+        file.write(json.dumps(about, indent=1).encode())
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A new file, which replaces another one when it is whole; a failure leaves nothing of it.
+
+    Raises:
+        OSError: It cannot be written; the error names the file.
+    """
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("wb") as file:
+            yield file
+        os.replace(new, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        if isinstance(error, OSError) and error.filename is None:  # as of a write
+            reason = error.strerror or str(error)
+            raise OSError(error.errno or errno.EIO, reason, str(path)) from error
+        raise

@@ -353,6 +353,8 @@ def test_too_many_open_files_are_called_so(context, step):
                 start()
             except OSError as error:
                 assert error.errno == errno.EMFILE, (limit, error)
+                notes = "".join(getattr(error, "__notes__", ["ulimit -n"]))  # before Python 3.11
+                assert notes.count("ulimit -n") == 1, (limit, notes)
             else:
                 break
         else:

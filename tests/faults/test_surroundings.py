@@ -256,6 +256,24 @@ def test_memory_beyond_the_cgroups_limit_is_an_error_with_the_numbers(limited):
     )
 
 
+def test_workers_without_proc_are_refused_and_envs_here_are_not(limited):
+    code = """
+from echoing import Echo
+from shmvec import ShmVectorEnv
+ShmVectorEnv([Echo] * 2, num_workers=0).close()
+ShmVectorEnv([Echo] * 2, num_workers=2)
+"""
+    command = unshared('mount -t tmpfs none /proc && exec "$@"')
+    done = subprocess.run(
+        [*command, "sh", sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "workers need /proc, which is not mounted here" in done.stderr, done.stderr
+
+
 # ---- limits --------------------------------------------------------------------------------------
 
 

@@ -109,7 +109,17 @@ class Supervisor:
     # ---- starting ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the processes. If that fails, the caller must stop them."""
+        """Starts the processes. If that fails, the caller must stop them.
+
+        Raises:
+            OSError: There is no /proc, by which processes and their threads are found.
+        """
+        if not os.path.exists("/proc/self/status"):
+            raise OSError(
+                errno.ENOENT,
+                "workers need /proc, which is not mounted here (mount -t proc proc /proc); "
+                "num_workers=0 does not",
+            )
         with self._not_stopped():
             self._start()
 
