@@ -1,9 +1,11 @@
 """Races: contenders take turns and are closed, and their figures and steps are counted right."""
 
+import multiprocessing
 import os
 import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -165,6 +167,8 @@ def test_a_turn_of_the_limit_is_short_where_steps_are_long(tmp_path):
     steps = tmp_path / "steps"
     steps.write_bytes(b"")
     with closing(Limit([partial(Asleep, steps)], 1)) as limit:
+        for helper in multiprocessing.active_children():
+            os.kill(helper.pid, signal.SIGINT)  # Ctrl-C is the program's, which ends helpers
         assert 0 < limit.run(0.05).steps_per_s < 50
     assert 1 <= len(steps.read_bytes()) <= 3  # and not 64
 

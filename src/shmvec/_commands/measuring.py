@@ -10,11 +10,13 @@ import contextlib
 import multiprocessing
 import platform
 import random
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol, TextIO
 
@@ -65,6 +67,7 @@ _ROUNDS = 7
 _TURN_S = 0.05  # so short that what disturbs a shared machine disturbs all contenders alike
 _LOOK_S = 0.001  # of the limit's steps between two looks at the clock, at least
 _CHUNK_S = 0.02  # of steps, after which the ends of episodes are counted outside the clock
+_TO_CLOSE_S = 2.0  # for envs of the limit's processes
 _ACTION_BATCHES = 16  # sampled beforehand, so that sampling is not measured
 
 
@@ -364,11 +367,16 @@ class Limit:
         """
         context = multiprocessing.get_context("spawn")
         packed = cloudpickle.dumps(list(makes))
+        resource_tracker.ensure_running()  # its start would admit signals again
         self._pipes, self._processes = [], []
         for _ in range(cores):
             mine, theirs = context.Pipe()
             process = context.Process(target=_free_run, args=(packed, theirs), daemon=True)
-            process.start()
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:  # Ctrl-C is for the program, which ends the process
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
             self._pipes.append(mine)
             self._processes.append(process)
@@ -385,9 +393,11 @@ class Limit:
         for pipe in self._pipes:
             with contextlib.suppress(OSError):  # it has ended with an error already
                 pipe.send(None)
-            pipe.close()
-        for process in self._processes:
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            process.join(_TO_CLOSE_S)
+            process.kill()  # its env hangs, or it has ended
             process.join()
+            pipe.close()
 
 
 def _free_run(packed: bytes, pipe: Connection) -> None:
