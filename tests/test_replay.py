@@ -771,6 +771,19 @@ def test_a_folder_whose_description_is_another(tmp_path, content):
         watched(envs, 100)[0].close()
 
 
+def test_the_memory_of_a_replay_is_sealed():
+    """A worker that shortened it would end the program."""
+    with ShmVectorEnv(numbered(2), num_workers=1) as envs:
+        before = set(os.listdir("/proc/self/fd"))
+        replay = Replay(envs, 100)
+        for number in set(os.listdir("/proc/self/fd")) - before:
+            with suppress(FileNotFoundError):
+                if "memfd:shmvec" in os.readlink(f"/proc/self/fd/{number}"):
+                    with pytest.raises(PermissionError):
+                        os.ftruncate(int(number), 0)
+        replay.close()
+
+
 def test_a_disk_that_is_full_is_named_and_nothing_is_left_of_what_failed(tmp_path):
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 1000, seed=0, prioritized=0.6)

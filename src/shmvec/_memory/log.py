@@ -21,7 +21,7 @@ from gymnasium.vector.utils import create_empty_array
 
 from shmvec._core import ArrayCodec, Codec, DictCodec, ReplayLog, TupleCodec
 from shmvec._memory.layout import Layout, Place, nbytes_of, placing, placing_in
-from shmvec._memory.segment import free_memory
+from shmvec._memory.segment import free_memory, seal_size
 
 __all__ = ["LogLayout", "Piecewise", "parts_of"]
 
@@ -163,6 +163,8 @@ class Piecewise:
         try:
             self._check(layout.nbytes)
             os.ftruncate(descriptor, layout.nbytes)
+            if folder is None:  # a process that reads pages which were cut off is killed
+                seal_size(descriptor)
             for array in layout.places:
                 if not array.row_nbytes:
                     self._reserve(array.offset, array.nbytes)

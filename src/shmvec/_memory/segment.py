@@ -33,6 +33,7 @@ __all__ = [
     "memory_file",
     "reserve_memory",
     "reserve_segment",
+    "seal_size",
     "shared_memory_of",
 ]
 
@@ -74,6 +75,12 @@ def reserve_memory(nbytes: int) -> int:
 def memory_file(name: str = _OTHER) -> int:
     """A descriptor of shared memory without any pages yet, whose size can be set."""
     return _memfd(name)
+
+
+def seal_size(descriptor: int) -> None:
+    """Seals memory against a change of its size, unless it is a block, which takes no seals."""
+    with contextlib.suppress(PermissionError):
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
 
 
 def shared_memory_of(pid: int, descriptor: int, name: re.Pattern[str]) -> int:
@@ -121,9 +128,7 @@ def _reserved(nbytes: int, makers: Sequence[Callable[[], int]]) -> int:
             continue
         try:
             reserve_pages(descriptor, nbytes)
-            # The file of a block takes no seals.
-            with contextlib.suppress(PermissionError):
-                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            seal_size(descriptor)
         except BaseException as error:
             os.close(descriptor)
             if not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM)):
