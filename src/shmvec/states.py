@@ -654,7 +654,9 @@ class _Ale(_Part):
         return name + serialised[name - 4]
 
     def _in_frame(self, serialised: bytes) -> bool:
-        """Whether a state was taken in the middle of a frame."""
+        """Whether a state was taken in the middle of a frame, and ale-py does not set that itself."""
+        if b"M6502" not in serialised:  # another version's states
+            return False
         return not serialised[self._registers(serialised) + self._REGISTERS] & 1
 
     def _stop_in_frame(self, serialised: bytes) -> None:
