@@ -654,7 +654,7 @@ class _Ale(_Part):
         return name + serialised[name - 4]
 
     def _in_frame(self, serialised: bytes) -> bool:
-        """Whether a state was taken in the middle of a frame, and ale-py does not set that itself."""
+        """Whether a state was taken in the middle of a frame."""
         if b"M6502" not in serialised:  # another version's states
             return False
         return not serialised[self._registers(serialised) + self._REGISTERS] & 1
