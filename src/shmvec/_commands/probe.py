@@ -32,6 +32,7 @@ import numpy as np
 from shmvec._memory.layout import unshareable_part
 from shmvec._pickling import dumps
 from shmvec._processes.preloading import num_threads
+from shmvec._processes.worker_process import child_status
 
 __all__ = ["PARTS", "Event", "Facts", "Probe", "Raised", "resident_bytes", "seed_of"]
 
@@ -286,7 +287,7 @@ class Probe(gym.Env[Any, Any]):
         finally:
             os.close(reader)
             os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            child_status(pid)
 
     def _in_fork(self) -> str:
         other = Probe(self._env_fns, [self._numbers[0] + 1])

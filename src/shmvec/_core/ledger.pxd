@@ -43,7 +43,6 @@ cdef class Ledger:
     cdef Py_ssize_t head
     cdef readonly Py_ssize_t num_ready
     cdef Py_ssize_t num_singles   # envs in flight that were not asked in lockstep
-    cdef Py_ssize_t calls_in_flight  # envs with a command in flight
     cdef uint32_t open_requests   # number of requests without an answer
     cdef uint32_t next_worker     # the worker whose ring is read first
     cdef bint ranges_in_flight    # some requests are for several envs

@@ -526,8 +526,6 @@ cdef class Ledger:
         self.by_user[env] = operation == RESET
         self.num_singles += 1
         if operation == COMMAND:
-            self.calls_in_flight += 1
-            self.links.calling = True
             return 0
         if self.after and env in self.after:
             fault, breaks = self.after.pop(env)
@@ -538,10 +536,6 @@ cdef class Ledger:
 
     cdef int leave(self, Py_ssize_t env, int state) except -1:
         """Notes that an env is no longer in flight."""
-        if self.operations[env] == COMMAND and (
-                self.states[env] == IN_FLIGHT or self.states[env] == LOST):
-            self.calls_in_flight -= 1
-            self.links.calling = self.calls_in_flight > 0
         self.states[env] = state
         if state == IDLE:
             self.num_singles -= 1

@@ -32,7 +32,6 @@ cdef class Links:
     cdef readonly bint waiting    # a thread is in a wait
     cdef readonly Guard guard     # guards the calls that ask, take or wait
     cdef bint _closed             # the vector env was closed, maybe by another thread
-    cdef bint calling             # commands of the user's are in flight, which may take long
     cdef bint lingering           # more workers than cores: the last of a batch step stay awake
     cdef bint talking             # messages have come on the channels lately, or will come
     cdef list channels

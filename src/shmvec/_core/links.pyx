@@ -512,7 +512,7 @@ cdef class Links:
         began, elapsed = now - elapsed, min(elapsed, now - self.counted_from)
         limit = self.limit_of(busy)
         if self.idle_since[worker] != 0:
-            limit = -1 if limit < 0 or self.calling else max(limit, BEGIN_NS)
+            limit = -1 if limit < 0 else max(limit, BEGIN_NS)
         if not self.has(worker, busy):
             env = self.firsts[worker]
         if 0 <= self.hang_ns < elapsed and self.hang_reported[env] != began:

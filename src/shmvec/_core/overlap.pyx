@@ -143,6 +143,9 @@ cdef class OverlappedLoop(WorkerLoop):
             self.take_actions(record)
             request.given, request.undecodable = dict(self.given), dict(self.undecodable)
         elif operation == COMMAND:
+            if self.in_progress == 0:
+                sv_busy_begin(&self.counters.activity, sv_busy(self.first_env, SV_IN_CALL),
+                              sv_now_ns())
             arguments, request.call = self.host.received(record.sequence)
             if arguments is not None:
                 request.seeds, request.options, request.mask = arguments
@@ -168,6 +171,8 @@ cdef class OverlappedLoop(WorkerLoop):
         request.pending -= 1
         if request.pending == 0:
             self.close_request(request)
+        if self.in_progress == 0:
+            sv_busy_begin(&self.counters.activity, 0, 0)
         return True
 
     cdef int start_reset(self, Py_ssize_t i, Request request, bint explicit) except -1:

@@ -275,7 +275,6 @@ cdef class WorkerLoop:
         sv_busy_begin(self.activity, sv_busy(env, SV_IN_CALL), self.call_began)
 
     def end_call(self, uint32_t env):
-        sv_busy_begin(self.activity, 0, 0)
         if self.trace is not NULL:
             sv_trace_add(self.trace, SV_TRACE_CALL, env, self.call_began, sv_now_ns())
 
@@ -365,6 +364,8 @@ cdef class WorkerLoop:
         elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
         elif operation == COMMAND:
+            # From here to the answer: its message and results, too, may take long.
+            sv_busy_begin(self.activity, sv_busy(self.first_env, SV_IN_CALL), sv_now_ns())
             arguments, results = self.host.command(self.sequence)
             if arguments is not None:
                 seeds, options, mask = arguments

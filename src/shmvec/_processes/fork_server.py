@@ -217,9 +217,11 @@ def _stop(mine: socket, server: subprocess.Popen[bytes]) -> None:
     try:
         server.wait(_STOP_S)
     except subprocess.TimeoutExpired:  # it is importing
-        with suppress(PermissionError):  # this process has changed its user; the server ends itself
+        # This process may have changed its user, and the server ends itself; or it hangs in the
+        # kernel.
+        with suppress(PermissionError, subprocess.TimeoutExpired):
             server.kill()
-            server.wait()
+            server.wait(_STOP_S)
 
 
 def _disown_all() -> None:

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import starmap
@@ -18,15 +19,26 @@ from shmvec._core import Descriptor
 
 __all__ = ["WorkerProcess", "at_once", "child_status", "end_child_group"]
 
+_KILLED_S = 10.0  # for a killed process to end; one that hangs in the kernel does not
+_PAUSE_S = 0.001
 _UNKNOWN = 255  # multiprocessing's exit code where it is unknown
 
 
 def child_status(pid: int) -> int | None:
-    """Waits for an ended child; returns its exit code, or None if it was waited for before."""
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:
-        return None
+    """Waits for a child that has ended or was killed; returns its exit code.
+
+    None: it was waited for before, or it hangs in the kernel.
+    """
+    hangs = time.monotonic() + _KILLED_S
+    with suppress(ChildProcessError):
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > hangs:
+                break
+            time.sleep(_PAUSE_S)
+    return None
 
 
 def end_child_group(pid: int) -> None:
