@@ -4,6 +4,7 @@ import importlib.util
 import random
 import subprocess
 import sys
+import threading
 from contextlib import closing
 
 import gymnasium as gym
@@ -72,6 +73,28 @@ def test_a_process_for_each_env_is_a_generator_for_each_env():
     some = seeded(3, lambda: ShmVectorEnv([Draws] * 2, num_workers=2))
     more = seeded(3, lambda: ShmVectorEnv([Draws] * 4, num_workers=4))
     assert np.array_equal(some, more[:, :2])
+
+
+def test_a_fork_does_not_wait_for_one_that_a_thread_draws_from():
+    """The thread has its lock at the fork, and in the fork nobody releases that."""
+    begun, end = threading.Event(), threading.Event()
+
+    def draw():
+        with np.random.get_bit_generator().lock:
+            begun.set()
+            end.wait(60)
+
+    thread = threading.Thread(target=draw)
+    with closing(ShmVectorEnv([Draws] * 2, num_workers=2, context="fork")) as envs:
+        envs.reset()
+        thread.start()
+        begun.wait(60)
+        try:
+            envs.restart([0])
+        finally:
+            end.set()
+            thread.join()
+        assert len(np.unique(envs.step([0, 0])[0])) == 4
 
 
 def test_without_workers_they_are_those_of_sync():
@@ -143,8 +166,36 @@ for num_workers in (0, 1, 2, 4):
 """
 
 
+TORCH_IN_A_THREAD = """
+import threading, time
+import gymnasium as gym
+import torch
+from shmvec import ShmVectorEnv
+
+def draw():
+    while drawing:
+        torch.empty(50_000_000).normal_()  # has the generator's lock nearly always
+
+drawing = [True]
+thread = threading.Thread(target=draw)
+thread.start()
+time.sleep(0.2)
+try:
+    ShmVectorEnv([lambda: gym.make("CartPole-v1")] * 8, num_workers=8, context="fork").close()
+except RuntimeError as error:
+    assert "context='forkserver'" in str(error), error
+else:
+    raise AssertionError("no worker has noticed")
+finally:
+    drawing.clear()
+    thread.join()
+"""
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
-def test_torch_on_one_thread():
-    """The same for any number of workers; and its global generator is seeded, too."""
-    done = subprocess.run([sys.executable, "-c", TORCH], capture_output=True, text=True, timeout=90)
+@pytest.mark.parametrize("script", [TORCH, TORCH_IN_A_THREAD], ids=["alone", "in a thread"])
+def test_torch(script):
+    """The same for any number of workers; its global generator is seeded, or is in use."""
+    run = [sys.executable, "-c", script]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
@@ -42,6 +43,20 @@ def test_one_dies_and_another_raises(make):
         ShmVectorEnv(make, num_workers=2, context="fork")
     assert caught.value.envs == (make.index(dies),)
     assert "ValueError: no such ROM" in caught.value.__notes__[0]
+
+
+def test_a_worker_that_may_open_no_more_files_says_so():
+    """What its program sends it does not come whole."""
+
+    def limit(worker):
+        if worker == 0:  # which reads what it has imported
+            return
+        most = os.open(os.devnull, os.O_RDONLY)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        os.close(most)
+
+    with pytest.raises(WorkerCrashError, match="too many open files in this worker, at most"):
+        ShmVectorEnv([Counter] * 2, num_workers=2, context="fork", worker_init=limit)
 
 
 def test_all_that_die_are_named():

@@ -362,12 +362,15 @@ class ChannelMessage:
         goodbye: Whether it is the last one.
         content: What the sender put.
         descriptors: The ones that came with it. The taker of the message closes them.
+        whole: Whether all of these have come: the kernel drops those for which this process may
+            not open another file.
     """
 
     sequence: int
     goodbye: bool
     content: bytes
     descriptors: list[int]
+    whole: bool
 
 class Channel:
     """One end of a control channel."""

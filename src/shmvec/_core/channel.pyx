@@ -64,6 +64,7 @@ cdef class ChannelMessage:
     cdef readonly bint goodbye
     cdef readonly bytes content
     cdef readonly list descriptors
+    cdef readonly bint whole
 
 
 cdef class Channel:
@@ -247,6 +248,7 @@ cdef class Channel:
                 message.goodbye = header.goodbye != 0
                 message.content = self.body
                 message.descriptors = self.incoming
+                message.whole = len(self.incoming) == <Py_ssize_t>header.num_descriptors
                 self.inbox.append(message)
                 self.incoming = []
                 self.body = None

@@ -329,11 +329,9 @@ class EnvHost:
 
     def trace(self, sequence: int) -> None:
         """Receives memory for a trace; without room for it, nothing is recorded."""
-        packed, descriptors = self.mailbox.receive(sequence)
-        if not descriptors:  # this process has too many open files: the kernel has discarded it
-            return
-        with contextlib.suppress(OSError):
-            self._take("trace", self.mailbox.unpack(packed), descriptors[0])
+        with contextlib.suppress(OSError):  # too little memory, or too many open files
+            packed, (descriptor,) = self.mailbox.receive(sequence)
+            self._take("trace", self.mailbox.unpack(packed), descriptor)
 
     def _stop_recording(self) -> None:
         """Has the loop record for no replay any more."""

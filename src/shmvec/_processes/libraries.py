@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from shmvec._pickling import dumps_for_main, loads_in_main
 
 __all__ = [
     "end_opencv_threads",
+    "free_generators",
     "fresh_openmp",
     "inherited_openmp",
     "join_registry",
@@ -202,6 +204,30 @@ def seed_generators(seeds: npt.NDArray[np.uint32]) -> None:
         generator.manual_seed(int(seeds[0]))
 
 
+def free_generators() -> None:
+    """Frees the locks of the global generators in a fork; threads may have held them at the fork.
+
+    Raises:
+        RuntimeError: A thread held torch's, which nothing can free.
+    """
+    with suppress(AttributeError):  # the program has set a generator of its own kind
+        lock: Any = np.random.mtrand.get_bit_generator().lock
+        lock._at_fork_reinit()
+    if _of_torch() is None:
+        return
+    # It waits without the GIL, so that this thread can stop waiting for it.
+    draw = threading.Thread(target=sys.modules["torch"].rand, args=(1,), daemon=True)
+    draw.start()
+    draw.join(_DRAW_S)
+    if draw.is_alive():
+        raise RuntimeError(
+            "a thread of the program drew from torch's global generator as this worker was forked, "
+            "and its lock is never released in the fork. context='forkserver' starts workers "
+            "without the program's threads; or have the thread draw from a torch.Generator of its "
+            "own"
+        )
+
+
 def _of_torch() -> Any:
     """The generator of torch; None if torch is not loaded, or another module has its name."""
     torch = sys.modules.get("torch")
@@ -210,6 +236,7 @@ def _of_torch() -> Any:
     return generator if isinstance(kind, type) and isinstance(generator, kind) else None
 
 
+_DRAW_S = 5.0  # for a thread to draw a number on a busy machine
 _MAIN = ("__main__", "__mp_main__")  # the latter in a process that multiprocessing has spawned
 
 

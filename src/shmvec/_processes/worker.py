@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
+import resource
 import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +34,7 @@ from shmvec._processes.control import Imported, Report
 from shmvec._processes.descendants import end_own_family, lead_family
 from shmvec._processes.host import EnvFn, EnvHost
 from shmvec._processes.libraries import (
+    free_generators,
     inherited_openmp,
     join_registry,
     kept_registry,
@@ -163,10 +166,16 @@ class Parent:
         return self.depot.pack
 
     def receive(self, sequence: int) -> tuple[bytes, list[int]]:
-        """Waits for the message of a request and the descriptors that come with it."""
+        """Waits for the message of a request and the descriptors that come with it.
+
+        Raises:
+            OSError: This process may not open so many files.
+        """
         while True:
             message = self._channel.take(sequence)
             if message is not None:
+                if not message.whole:
+                    raise _too_many_files()
                 return message.content, message.descriptors
             self._wait(select.POLLIN)
 
@@ -190,6 +199,15 @@ class Parent:
     def alarm(self, descriptor: int) -> Alarm:
         """The alarm with this descriptor, which the parent's end rings, too."""
         return Alarm(self, descriptor, (self._descriptor, self._channel))
+
+
+def _too_many_files() -> OSError:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return OSError(
+        errno.EMFILE,
+        f"too many open files in this worker, at most {limit} (RLIMIT_NOFILE, `ulimit -n`): its "
+        "program could not send it another one",
+    )
 
 
 class Alarm:
@@ -336,8 +354,11 @@ def _built(
         if imports is not None:
             parent.send(0, parent.pack(Imported(imports.modules())))
 
-    doing = "worker_init"
+    doing = "start"
     try:
+        if task.forked:
+            free_generators()
+        doing = "worker_init"
         if task.registry is not None:
             join_registry(task.registry)
         init = loads_in_main(task.init) if isinstance(task.init, bytes) else task.init
