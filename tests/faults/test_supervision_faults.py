@@ -3,13 +3,14 @@
 import os
 import signal
 import time
+from contextlib import closing
 
 import pytest
 from envs import Counter
 from scripts import running, session_of, succeeds
 from tables import crossed, deep
 
-from shmvec import EnvTimeoutError, ShmVectorEnv
+from shmvec import EnvTimeoutError, Replay, ShmVectorEnv
 
 DEADLINE_S = 60
 
@@ -76,6 +77,24 @@ def test_a_death_beside_that_of_the_fork_server_is_mended(dies):
         assert pids(envs) == after and envs.stats().faults.restarts == 1
         envs.close()
         assert gone(before + after, 60)
+        """,
+    )
+
+
+def test_all_that_serves_the_program_dies():
+    """It is not the end of one that lets SIGPIPE end it, as programs of the command line do."""
+    succeeds(
+        SERVED,
+        """
+        from pathlib import Path
+
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        made("raise").close()
+        served = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        assert len(served) == 2, served  # a fork server and Python's resource tracker
+        for pid in map(int, served):
+            kill(pid)
+        made("raise").close()
         """,
     )
 
@@ -285,3 +304,63 @@ def test_a_stopped_worker_is_noticed_in_partial_batches_after_a_call(call):
     finally:
         os.kill(stopped, signal.SIGCONT)
         envs.close()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda envs: envs.get_attr("length"),
+        *deep(
+            lambda envs: envs.set_attr("length", 3),
+            lambda envs: envs.reset(seed=1),
+            lambda envs: envs.rollout(4),
+            lambda envs: Replay(envs, 100),
+        ),
+    ],
+    ids=["get_attr", "set_attr", "reset", "rollout", "replay"],
+)
+def test_a_stopped_worker_is_noticed_by_all_that_asks_and_goes_on_to_close(ask):
+    with closing(ShmVectorEnv([Counter] * 2, num_workers=2, step_timeout=0.2)) as envs:
+        envs.reset(seed=0)
+        processes = list(envs.processes)
+        os.kill(processes[1].pid, signal.SIGSTOP)
+        with pytest.raises(EnvTimeoutError, match="env 1"):
+            ask(envs)
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+# ---- processes that cannot be killed ------------------------------------------------------------
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_a_killed_worker_that_hangs_in_the_kernel_is_waited_for_with_a_limit(context):
+    """A tracer that is told of its exit holds it there, as a driver would."""
+    said = succeeds(
+        f"""
+        import ctypes, logging, time
+        from envs import Counter
+        from processes import gone
+        from shmvec import FaultPolicy, ShmVectorEnv
+
+        SEIZE, DETACH, TRACE_EXIT = 0x4206, 17, 0x40
+        ptrace = ctypes.CDLL(None).ptrace
+        logging.basicConfig(format="%(message)s", stream=sys.stdout)
+        envs = ShmVectorEnv([lambda: Counter(99)] * 2, num_workers=2, context={context!r})
+        envs.reset(seed=0)
+        pids = [process.pid for process in envs.processes]
+        assert ptrace(SEIZE, pids[1], None, TRACE_EXIT) == 0
+        begin = time.monotonic()
+        try:
+            envs.restart([1])
+        except TimeoutError as error:
+            print(error)
+        envs.close()
+        assert time.monotonic() - begin < 50
+        assert gone(pids[:1], 60)
+        assert os.waitid(os.P_PID, pids[1], os.WSTOPPED | 0x40000000)
+        assert ptrace(DETACH, pids[1], None, None) == 0
+        assert gone(pids, 60)
+        """
+    )
+    assert said.count("hangs in the kernel") == 2, said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _socket
 import os
+import signal
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,8 @@ from shmvec._processes.libraries import (
     thread_variables,
     worker_seeds,
 )
-from shmvec._processes.preloading import import_reported, ready_to_fork, reported
+from shmvec._processes.output import is_copying
+from shmvec._processes.preloading import import_reported, num_threads, ready_to_fork, reported
 from shmvec._processes.worker import Task, run_forked
 from shmvec._processes.worker_process import WorkerProcess
 
@@ -50,6 +52,8 @@ class Launcher:
 
     Attributes:
         may_learn: Whether the first worker reports what it imports, for those started after it.
+        forked_among_threads: For each worker, whether it is a fork of this process, made while it
+            had other threads than shmvec's.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Launcher:
         self.may_learn = settings.method != "spawn" and not any(settings.worker_environ)
         self._state = state_of_generators()
         self._starts = [0] * len(ranges)
+        self.forked_among_threads = [False] * len(ranges)
         self._registry: bytes | None = None
         self._server: ForkServer | None = None
         self._init: Any = settings.worker_init
@@ -146,6 +151,7 @@ class Launcher:
             if self._method == "fork":
                 task.environ = _changes(os.environ, environ)
                 end_opencv_threads()
+                self.forked_among_threads[index] = num_threads() > 1 + is_copying()
                 process.fork()
             elif self._method == "spawn":
                 passed = heritable(environ)
@@ -185,8 +191,7 @@ class Launcher:
             preparation=preparation(process.name),
             cores=os.sched_getaffinity(0),
         )
-        tracker = resource_tracker.getfd()
-        assert tracker is not None
+        tracker = _tracker()
         carried = [descriptor.number for descriptor in self._carried.descriptors]
         channel.put(0, dumps(start), [tracker, *carried])
 
@@ -220,6 +225,21 @@ def occupy_streams() -> None:
             os.fstat(number)
         except OSError:  # open() then takes this very number: no descriptor is left to close
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _tracker() -> int:
+    """The descriptor of the program's resource tracker, which is started again if it has ended.
+
+    Python finds that out by a write to it, which must not end a program that lets SIGPIPE end it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
+    try:
+        descriptor = resource_tracker.getfd()
+        assert descriptor is not None
+        return descriptor
+    finally:
+        signal.sigtimedwait([signal.SIGPIPE], 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _spawn(descriptor: int, environ: Mapping[str, str], numbers: list[int]) -> None:

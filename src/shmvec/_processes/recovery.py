@@ -455,6 +455,7 @@ class Recovery:
             f"{len(recent)} faults of worker {worker} within {self.policy.window_s:g} s, and "
             f"max_restarts={self.policy.max_restarts}. The vector env is closed. They were:\n"
             + "\n".join(lines)
+            + (stack_text(recent[-1].stack) if isinstance(cause, EnvTimeoutError) else "")
             + stderr_text({worker: recent[-1].stderr})
         )
         error.history = tuple(recent)

@@ -42,6 +42,7 @@ __all__ = [
     "offer_stacks",
     "offers_of",
     "stack_of",
+    "waits_for_lock",
 ]
 
 
@@ -183,6 +184,13 @@ def stack_of(pid: int, whole: bool = False) -> str:
         return "(the process has ended)"
     except (OSError, ValueError, _NoStackError) as error:
         return f"(its stack cannot be read: {error})"
+
+
+def waits_for_lock(pid: int) -> bool:
+    """Whether the main thread of a process waits for a lock, or something like one."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", encoding="ascii") as wchan:
+        return "futex" in wchan.read()
+    return False
 
 
 def _printable(text: str) -> str:

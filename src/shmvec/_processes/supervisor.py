@@ -34,7 +34,7 @@ from shmvec._processes.control import Attachment, Imported, Report, Resets
 from shmvec._processes.descendants import end_families, new_mark, reap_families
 from shmvec._processes.launcher import Launcher
 from shmvec._processes.output import WorkerStderr, copy_stderr
-from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of
+from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of, waits_for_lock
 from shmvec.faults import Failure, crash, ends, note_failures, stack_text, stderr_text
 
 __all__ = ["Supervisor"]
@@ -42,6 +42,7 @@ __all__ = ["Supervisor"]
 log = logging.getLogger("shmvec")
 
 _KILL_AFTER_S = 2.0  # for a process to obey SIGTERM
+_KILLED_S = 10.0  # for a killed process to end; one that hangs in the kernel does not
 _LAST_WORDS_S = 1.0  # for a process to end after its channel broke
 _ORPHANS_PATIENCE_S = 0.1  # for processes that a dead worker has started to obey SIGTERM
 _OTHERS_FAIL_S = 5.0  # for the other workers to report, once one could not build its envs
@@ -50,6 +51,11 @@ _FIRST_S = 10.0  # for the first worker to build an env before the others are st
 _LOOK_S = 0.25  # between two checks whether the first worker is busy
 _BUSY = 0.1  # of a core: a process that uses less is asleep
 _CLOSED = "The vector env was closed during this call."
+_LOCK_OF_FORK = (
+    "(it waits for a lock or a thread, and is a fork of a program with other threads, which a fork "
+    "lacks: what they held then stays locked. A restart forks the program again; "
+    "context='forkserver' starts workers without that)"
+)
 _CHANGING_S = 10.0  # for a thread that replaces workers to notice that they are being ended
 
 
@@ -379,8 +385,12 @@ class Supervisor:
         return self._stderrs[index].text()
 
     def stack(self, index: int) -> str:
-        """The Python stack of a worker; see ``stack_of``."""
-        return stack_of(self.processes[index].pid)
+        """The Python stack of a worker; see ``stack_of``. A last line tells of a lock of a fork."""
+        pid = self.processes[index].pid
+        stack = stack_of(pid)
+        if self._launcher.forked_among_threads[index] and waits_for_lock(pid):
+            stack += f"\n{_LOCK_OF_FORK}"
+        return stack
 
     def hung(self, hanging: Sequence[Busy]) -> None:
         """Logs where workers are that take long to answer."""
@@ -404,43 +414,55 @@ class Supervisor:
         """Terminates processes and what they have started; kills those that do not obey.
 
         One that this process may not send signals, because its user has changed, ends by itself
-        when its channel is closed: at once if it is idle, else after its step.
+        when its channel is closed: at once if it is idle, else after its step. One that hangs in
+        the kernel ends when that lets go of it.
 
         Returns:
             Those that run on.
         """
         if self._owner != os.getpid():  # a fork of it, in which an exception leads here
             return []
-        others = []
+        others, killed = list[int](), list[int]()
         for index in indices:
             self._up[index] = False
             if not self.processes[index].send_signal(signal.SIGTERM):
-                self.channels[index].close()
+                self.channels[index].close()  # now: it has as long to end
+            self.processes[index].send_signal(signal.SIGCONT)  # a stopped one obeys once it goes on
         stubborn = time.monotonic() + _KILL_AFTER_S
         for index in indices:
             process = self.processes[index]
             if not process.has_ended(max(0.0, stubborn - time.monotonic())):
-                if process.send_signal(signal.SIGKILL):
-                    process.has_ended(None)
-                else:
-                    others.append(index)
+                (killed if process.send_signal(signal.SIGKILL) else others).append(index)
+        hanging = time.monotonic() + _KILLED_S
+        self._end_families(index for index in indices if index not in others)
+        for index in killed:
+            if not self.processes[index].has_ended(max(0.0, hanging - time.monotonic())):
+                others.append(index)
         ended = [index for index in indices if index not in others]
-        self._end_families(ended)
         for index in ended:
             self._release(index)
+        for index in others:
+            self.channels[index].close()
         reap_families([self._marks[index] for index in ended])
         return others
 
     def _check_ended(self, others: Sequence[int]) -> None:
-        """Raises PermissionError if there are processes that this one could not end."""
+        """Raises an OSError if there are processes that this one could not end."""
         if others:
-            raise PermissionError(errno.EPERM, self._not_ended(others))
+            forbidden = not self.processes[others[0]].send_signal(0)
+            number = errno.EPERM if forbidden else errno.ETIMEDOUT
+            raise OSError(number, self._not_ended(others))
 
     def _not_ended(self, others: Sequence[int]) -> str:
         """What is said of processes that this one could not end."""
         which = ", ".join(
             f"worker {index} (process {self.processes[index].pid})" for index in others
         )
+        if self.processes[others[0]].send_signal(0):
+            return (
+                f"{which} was killed, and has not ended within {_KILLED_S:g} s: it hangs in the "
+                "kernel, in a driver or a file system that does not answer, and ends with that"
+            )
         return (
             f"{which} may not be ended by this process, whose user has changed since it started "
             "the workers, and has not ended within 2 s of being asked to. It ends after its "
@@ -503,7 +525,11 @@ class Supervisor:
 
     def _stop(self, timeout: float | None, remind: Callable[[], object] | None) -> list[Failure]:
         self.dismiss()
-        waiting = [index for index, each in enumerate(self.processes) if each.sentinel >= 0]
+        waiting = [  # not for those that `end` has given up
+            index
+            for index, process in enumerate(self.processes)
+            if process.sentinel >= 0 and self.channels[index].fileno() >= 0
+        ]
         if self._begun in waiting:  # its start was interrupted, and it was not dismissed
             waiting.remove(self._begun)
         died: list[int] = []
@@ -544,6 +570,8 @@ class Supervisor:
         deadline = None if timeout is None else time.monotonic() + timeout
         closing = Watch(self._hangs, "has been closing its envs")
         ending = Watch(self._hangs, "has closed its envs, but a thread or an exit hook has run on")
+        for index in waiting:  # a stopped one closes its envs once it goes on
+            self.processes[index].send_signal(signal.SIGCONT)
         while waiting:
             left = _SLICE_S if deadline is None else deadline - time.monotonic()
             if left <= 0:
