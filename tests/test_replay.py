@@ -789,7 +789,7 @@ def test_a_disk_that_is_full_is_named_and_nothing_is_left_of_what_failed(tmp_pat
         replay, reference, caller = watched(envs, 1000, seed=0, prioritized=0.6)
         caller.reset(seed=0)
         played(caller, "lockstep", 20)
-        files = ("rows.bin", "replay.json", "priorities.npy")
+        files = ("rows.bin", "replay.json", "priorities.npz")
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         for most in (1000, replay.stats().nbytes + 1000):
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
@@ -1399,6 +1399,53 @@ def test_a_replay_is_saved_and_loaded(tmp_path, mode, stack, prioritized, on_dis
             gap = after[:, 1] - before[:, 1]
             assert ((gap == 1) | (gap == 2)).all()
             assert (np.abs(after[:, 3] - before[:, 3] - gap) < 1e-9).all()
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    mode=st.sampled_from(ALL_MODES),
+    n_step=st.integers(1, 3),
+    stack=st.integers(1, 3),
+    padding=st.sampled_from(["reset", "zero"]),
+    prioritized=st.sampled_from([None, 0.6, 1.0]),
+    depth=st.integers(16, 60),
+    turns=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_a_loaded_replay_draws_what_the_saved_one_draws(
+    mode, n_step, stack, padding, prioritized, depth, turns, seed
+):
+    fns = numbered(2, stack=stack, padding=padding)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ShmVectorEnv(fns, num_workers=0, autoreset_mode=mode) as envs,
+        ShmVectorEnv(fns, num_workers=0, autoreset_mode=mode) as others,
+    ):
+        replay, reference, caller = watched(
+            envs, 2 * depth, n_step=n_step, prioritized=prioritized, seed=seed
+        )
+        callers = caller, Caller(others, Reference(2, AutoresetMode(mode).value, 2 * depth))
+        for each in callers:
+            each.reset(seed=seed)
+        for count in turns:
+            for each in callers:
+                played(each, "all at once", count)
+            latest = replay.latest()
+            if prioritized and (latest >= 0).any():  # the largest will be gone
+                replay.update_priorities(latest[latest >= 0], [9.0] * int((latest >= 0).sum()))
+        if prioritized:
+            indices = np.arange(2 * replay.recorded)
+            indices = indices[replay.holds(indices)]
+            replay.update_priorities(indices, np.ones(len(indices)))
+        replay.save(folder)
+        loaded = Replay.load(folder, others)
+        for count in turns:
+            for each in callers:
+                each.reset()
+                played(each, "all at once", count)
+            if replay.holds(np.arange(2 * replay.recorded)).any():
+                assert same(vars_of(loaded.sample(300)), vars_of(replay.sample(300)))
+        reference.check_all(replay)
 
 
 def test_a_loaded_replay_goes_on(tmp_path):

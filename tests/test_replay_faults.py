@@ -55,8 +55,8 @@ def wrong(batch):
     return int((~right).sum())
 
 
-def of_two(**options):
-    return shmvec.ShmVectorEnv([partial(Telling, 0, **options), partial(Telling, 1)])
+def of_two(width=8, **options):
+    return shmvec.ShmVectorEnv([partial(Telling, 0, width, **options), partial(Telling, 1, width)])
 
 
 def walk(envs, steps, first=0.5):
@@ -110,6 +110,31 @@ def test_threads_sample_while_another_steps(width, threads, prioritized):
             thread.join()
         assert set(errors) == {0}
         replay.close()
+
+
+def test_a_folder_is_saved_while_another_thread_steps(tmp_path):
+    """What is overwritten meanwhile is not in it."""
+    with of_two(width=1000) as envs, of_two(width=1000) as others:
+        replay = shmvec.Replay(envs, 8000, seed=0)
+        envs.reset(seed=0)
+        walk(envs, 4100)
+        until = time.monotonic() + 60
+        overwritten = 0
+        while overwritten < 200:  # else it was sooner than the steps
+            assert time.monotonic() < until
+            before = replay.recorded
+            saving = threading.Thread(target=replay.save, args=(tmp_path,))
+            saving.start()
+            while saving.is_alive() and time.monotonic() < until:
+                walk(envs, 10)
+            saving.join()
+            overwritten = replay.recorded - before
+        replay.close()
+        again = shmvec.Replay.load(tmp_path, others)
+        indices = np.arange(2 * before)
+        indices = indices[again.holds(indices)]
+        assert len(indices) > 100 and wrong(again.at(indices)) == 0
+        again.close()
 
 
 def test_a_fork_cannot_draw_and_does_not_hang():
@@ -256,8 +281,16 @@ def test_damaged_priorities_are_refused_and_hold_no_envs(tmp_path):
         walk(envs, 20)
         replay.save(tmp_path)
         replay.close()
-        for damaged in (np.full(400, np.nan), np.ones((2, 3))):
-            np.save(tmp_path / "priorities.npy", damaged)
+        with np.load(tmp_path / "priorities.npz") as arrays:
+            saved = dict(arrays)
+        for damage in (
+            {"priorities": np.full(400, np.nan)},
+            {"priorities": np.ones((2, 3))},
+            {"priorities": np.full(400, 2.0)},  # more than the largest
+            {"counts": np.ones(3, np.int64)},
+            {"largest": np.inf},
+        ):
+            np.savez(tmp_path / "priorities.npz", **saved | damage)
             with pytest.raises(ValueError, match="damaged"):
                 shmvec.Replay.load(tmp_path, envs)
         shmvec.Replay(envs, 400).close()

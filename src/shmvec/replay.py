@@ -21,6 +21,7 @@ from functools import partial
 from itertools import chain, count, repeat
 from pathlib import Path
 from typing import IO, Any
+from zipfile import BadZipFile
 
 import gymnasium as gym
 import numpy as np
@@ -43,7 +44,8 @@ _SPARE_MOST = 64  # records that are not drawn, so that batches can be put toget
 _AHEAD_BYTES = 1 << 20  # smaller batches are put together sooner than a thread is woken
 _THREADS_MOST = 4
 _FORMAT = 1  # of saved replays
-_ROWS, _ABOUT, _PRIORITIES = "rows.bin", "replay.json", "priorities.npy"
+_ROWS, _ABOUT, _PRIORITIES = "rows.bin", "replay.json", "priorities.npz"
+_DAMAGES = ValueError, TypeError, KeyError, EOFError, OverflowError, RuntimeError  # of readers
 _KEYS = {"num_envs", "depth", "newest", "frame_stack", "zeros", "n_step", "discount"}
 _KEYS |= {"prioritized", "arrays"}
 _RECORDS_MOST = 1 << 48  # of an env, ever
@@ -456,11 +458,12 @@ class Replay:
     # ---- saving ------------------------------------------------------------------------------
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Saves what was recorded so far, also while envs step; what is in flight is not in it.
+        """Saves what was recorded so far; what is in flight is not in it.
 
-        The folder has ``rows.bin``, the memory as it is, and ``replay.json``, which says where its
-        arrays lie: docs/details/replay.md describes them. An interrupted call leaves what was there
-        before.
+        Another thread may step the envs meanwhile: the oldest records that this overwrites are not
+        in it either. The folder has ``rows.bin``, the memory as it is, and ``replay.json``, which
+        says where its arrays lie: docs/details/replay.md describes them. An interrupted call leaves
+        what was there before.
 
         Raises:
             OSError: It cannot be written.
@@ -469,20 +472,35 @@ class Replay:
         with self._lock:
             self._log.finish()
             self._ahead = None
+            counts, priorities, largest = self._log.moment()
+            about = self._about() | {"random": self._rng.bit_generator.state}
         folder = Path(folder).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        about = self._about() | {"random": self._rng.bit_generator.state}
         if folder != self._folder:
-            memory = memoryview(self._log.whole)
             with _replacing(folder / _ROWS) as file:
-                file.truncate(self._layout.nbytes)
-                for offset, nbytes in self._pieces.ranges:
-                    file.seek(offset)
-                    file.write(memory[offset : offset + nbytes])
-        if self._alpha is not None:
+                self._write_rows(file, counts)
+        if priorities is not None:
             with _replacing(folder / _PRIORITIES) as file:
-                np.save(file, self._log.priorities)
+                np.savez(file, priorities=priorities, counts=counts, largest=largest)
         _write_about(folder, about)
+
+    def _write_rows(self, file: IO[bytes], counts: npt.NDArray[np.int64]) -> None:
+        """Writes the memory as it was when envs had so many records."""
+        memory = memoryview(self._log.whole)
+        ranges = self._pieces.ranges
+        file.truncate(self._layout.nbytes)
+        for offset, nbytes in ranges:
+            file.seek(offset)
+            file.write(memory[offset : offset + nbytes])
+        # Envs may have been stepped meanwhile.
+        (committed, _), (first_kind, num_rows) = ranges[0], ranges[3]
+        file.seek(first_kind)
+        kinds = np.frombuffer(bytearray(file.read(num_rows)), np.uint8)
+        self._log.break_overwritten(kinds, counts)
+        file.seek(first_kind)
+        file.write(kinds.tobytes())
+        file.seek(committed)
+        file.write(counts.tobytes())
 
     @classmethod
     def load(
@@ -497,7 +515,8 @@ class Replay:
 
         Args:
             folder: Where it is.
-            envs: As for ``Replay``: as many, of the same spaces. Their next steps follow no record.
+            envs: As for ``Replay``: as many, of the same spaces. Their next steps follow no record,
+                also where their states were restored.
             on_disk: As for ``Replay``. The same folder: it goes on there.
             seed: As for ``Replay``. None: it goes on as it was saved.
 
@@ -533,17 +552,11 @@ class Replay:
             raise ValueError(f"{folder / _ABOUT} is damaged: its numbers contradict each other")
         priorities = None
         if self._alpha is not None and (folder / _PRIORITIES).exists():
-            with _damages(folder / _PRIORITIES):
-                priorities = np.load(folder / _PRIORITIES).astype(np.float64, casting="safe")
-                if (
-                    priorities.shape != (layout.depth * layout.num_envs,)
-                    or not ((priorities >= 0) & (priorities <= _LARGEST_PRIORITY)).all()
-                ):
-                    raise ValueError("they are no priorities of its transitions")
+            priorities = _read_priorities(folder / _PRIORITIES, layout)
         self._begin(exchange, layout, on_disk, seed, folder)
         self._rng = rng
         if priorities is not None:
-            self._log.set_priorities(priorities)
+            self._log.set_priorities(*priorities)
         return self
 
     def _fill(self, saved: Path, copied: bool) -> None:
@@ -735,7 +748,7 @@ def _damages(path: Path) -> Iterator[None]:
         yield
     except OSError:
         raise
-    except (ValueError, TypeError, KeyError, EOFError, OverflowError, RecursionError) as error:
+    except (*_DAMAGES, BadZipFile) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
@@ -789,6 +802,28 @@ def _described(layout: LogLayout) -> list[list[Any]]:
     ]
 
 
+def _read_priorities(
+    path: Path, layout: LogLayout
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], float]:
+    """Priorities that were saved, of all rows, how many records envs had then, and the largest.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    with _damages(path), path.open("rb") as file, np.load(file) as arrays:
+        priorities = arrays["priorities"].astype(np.float64, casting="safe")
+        counts = arrays["counts"].astype(np.int64, casting="safe")
+        largest = float(arrays["largest"])
+        if (
+            priorities.shape != (layout.depth * layout.num_envs,)
+            or counts.shape != (layout.num_envs,)
+            or not ((priorities >= 0) & (priorities <= largest)).all()
+            or not 0 < largest <= _LARGEST_PRIORITY
+        ):
+            raise ValueError("they are no priorities of its transitions")
+    return priorities, counts, largest
+
+
 def _write_about(folder: Path, about: dict[str, Any]) -> None:
     """Writes replay.json at once: a crash leaves the old one or the new one."""
     with _replacing(folder / _ABOUT) as file:
@@ -804,7 +839,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
     """
     new = path.with_name(path.name + ".new")
     try:
-        with new.open("wb") as file:
+        with new.open("w+b") as file:
             yield file
         os.replace(new, path)
     except BaseException as error:

@@ -374,6 +374,17 @@ def test_what_is_refused():
     refused(TypeError, "got Walk", of=Walk(VECTORS, DISCRETE))
 
 
+def test_a_second_model_takes_over_the_envs():
+    with closing(made("discrete")) as env:
+        first = dqn(env)
+        first.learn(40)
+        model = dqn(env)  # while the first one is there, as where a notebook's cell runs again
+        model.learn(40)
+        assert len(model.replay_buffer.replay) >= 40 - NUM_ENVS
+        with pytest.raises(RuntimeError, match="another model's buffer records them"):
+            first.learn(10)
+
+
 def test_steps_of_other_envs_are_refused():
     with closing(made("discrete")) as env, closing(made("discrete")) as other:
         model = dqn(env)

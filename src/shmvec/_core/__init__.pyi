@@ -1120,10 +1120,18 @@ class Sampler(ReplayLog):
         spare: int,
     ) -> None:
         """Prepares for sampling: replay.pyx says how."""
-    @property
-    def priorities(self) -> npt.NDArray[np.float64]:
-        """The priorities of all rows."""
-    def set_priorities(self, priorities: npt.NDArray[np.float64]) -> None:
+    def moment(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64] | None, float]:
+        """The counts of records, the priorities of all rows, and the largest, of one moment."""
+    def break_overwritten(
+        self, kinds: npt.NDArray[np.uint8], counts: npt.NDArray[np.int64]
+    ) -> None:
+        """Marks what may have been overwritten since envs had so many records."""
+    def set_priorities(
+        self,
+        priorities: npt.NDArray[np.float64],
+        counts: npt.NDArray[np.int64],
+        largest: float,
+    ) -> None:
         """Sets the priorities of all rows that hold transitions."""
     def interrupt(self, env: int) -> None:
         """Notes that what precedes the next step of an env is unknown."""

@@ -390,18 +390,50 @@ cdef class Sampler(ReplayLog):
                 "no sense. Its last step is not recorded. Nothing was sent to any env")
         return 0
 
-    @property
-    def priorities(self):
-        """The priorities of all rows."""
-        return np.asarray(self.tree)[self.leaves:self.leaves + self.num_envs * self.depth]
+    # ---- saving and loading ------------------------------------------------------------------
 
-    def set_priorities(self, const double[::1] priorities):
-        """Sets the priorities of all rows that hold transitions, as `priorities` has returned them."""
+    def moment(self):
+        """The counts of records, the priorities of all rows, if there are any, and the largest
+        priority, of one moment: envs may be stepped by another thread."""
+        counts = np.empty(self.num_envs, np.int64)
+        priorities = None if self.tree is None else np.empty(self.num_envs * self.depth)
+        memcpy(data_of(counts), &self.committed[0], counts.nbytes)
+        if priorities is not None:
+            memcpy(data_of(priorities), &self.tree[self.leaves], priorities.nbytes)
+        return counts, priorities, self.largest
+
+    def break_overwritten(self, uint8_t[::1] kinds, const int64_t[::1] counts):
+        """Marks what may have been overwritten since envs had so many records, while it was saved.
+
+        Args:
+            kinds: Of the rows that were saved. The record after those that were overwritten follows
+                none.
+            counts: The records of each env as that began.
+        """
+        cdef Py_ssize_t env
         cdef Py_ssize_t row
-        for row in range(min(priorities.shape[0], self.num_envs * self.depth)):
-            if self.tree[self.leaves + row] > 0 and priorities[row] > 0:
-                self.prioritize(row, priorities[row])
-                self.largest = max(self.largest, priorities[row])
+        cdef int64_t position
+        cdef int64_t last
+        for env in range(self.num_envs):
+            last = self.committed[env] + RECORDS_MOST - self.depth
+            for position in range(max(counts[env] - self.depth, 0), min(last + 1, counts[env])):
+                row = self.row(env, position)
+                if position < last or not kinds[row] & START:
+                    kinds[row] = STEP | BROKEN
+
+    def set_priorities(self, const double[::1] priorities, const int64_t[::1] counts, largest):
+        """Sets the priorities of all rows that hold transitions, as `moment` has returned all this.
+
+        The log may have gone on since, in its file: new transitions have the largest priority.
+        """
+        cdef Py_ssize_t row
+        self.largest = largest
+        for row in range(self.num_envs * self.depth):
+            if self.tree[self.leaves + row] > 0:
+                if self.position_in(row) < counts[row % self.num_envs] and priorities[row] > 0:
+                    self.prioritize(row, priorities[row])
+                else:
+                    self.prioritize(row, largest)
 
     # ---- drawing -----------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = ["ShmReplayBuffer"]
 _PLAIN = (VecCheckNan, VecMonitor, VecVideoRecorder)  # observations and rewards pass through them
 _SPARE = 80  # records of an env, more than a replay leaves alone
 _FILE = "sb3.npz"
+_recording: weakref.WeakKeyDictionary[VecEnv, weakref.ref[Replay]] = weakref.WeakKeyDictionary()
 
 
 class _Kwargs(dict[str, Any]):
@@ -46,10 +48,11 @@ class ShmReplayBuffer(ReplayBuffer):
     actions, as the algorithm knows them, and where each step was recorded; observations are stored
     once, of ``VecFrameStack`` and ``FrameStackObservation`` each frame once.
 
-    A step that was lost with its worker is not sampled. If episodes have fewer than 16 steps on
-    average, the oldest steps may be gone before the buffer is full; they are not sampled either.
-    Final observations are as the envs returned them, where SB3 has them normalised by
-    ``VecNormalize`` and back.
+    A buffer ends the one that recorded the same envs before: a notebook's cell that makes the model
+    can be run again. A step that was lost with its worker is not sampled. If episodes have fewer
+    than 16 steps on average, the oldest steps may be gone before the buffer is full; they are not
+    sampled either. Final observations are as the envs returned them, where SB3 has them normalised
+    by ``VecNormalize`` and back.
 
     Attributes:
         replay: The :class:`shmvec.Replay`.
@@ -141,6 +144,9 @@ class ShmReplayBuffer(ReplayBuffer):
             raise ValueError(f"these are not the envs of the algorithm: {envs}")
         self._chain = _chain(envs)
         frames, padding = _stack(envs.unwrapped, self._chain)
+        before = _recording.get(envs.unwrapped)
+        if before is not None and (replay := before()) is not None:
+            replay.close()
         if saved is None:
             depth = self.buffer_size + self.buffer_size // 16 + _SPARE + 2 * frames
             self.replay = Replay(
@@ -152,6 +158,7 @@ class ShmReplayBuffer(ReplayBuffer):
             )
         else:
             self.replay = Replay.load(saved, envs.unwrapped, on_disk=on_disk)
+        _recording[envs.unwrapped] = weakref.ref(self.replay)
         self._stacked = frames if any(isinstance(w, VecFrameStack) for w in self._chain) else 1
         kept = self._maybe_cast_dtype(action_space.dtype)
         self.actions = np.zeros((self.buffer_size, n_envs, self.action_dim), kept)
@@ -188,8 +195,9 @@ class ShmReplayBuffer(ReplayBuffer):
         recorded, latest = self.replay.recorded, self.replay.latest()
         if recorded == self._recorded:
             raise RuntimeError(
-                "this is no step of the envs that ShmReplayBuffer records: make a model with a "
-                "buffer for each ShmVecEnv, and give set_env() no other one"
+                "this is no step of the envs that ShmReplayBuffer records, or another model's "
+                "buffer records them now: make a model with a buffer for each ShmVecEnv, and give "
+                "set_env() no other one"
             )
         self.indices[self.pos] = np.where(latest > self._newest, latest, -1)  # -1: it was lost
         self._newest, self._recorded = np.maximum(self._newest, latest), recorded
