@@ -13,6 +13,8 @@ from processes import BENCHMARKS, gone
 
 from shmvec._commands.measuring import Slice
 
+pytestmark = pytest.mark.deep
+
 
 @pytest.fixture
 def apart(monkeypatch):

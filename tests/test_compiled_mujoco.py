@@ -19,7 +19,11 @@ from shmvec import FaultPolicy, ShmVectorEnv
 from shmvec._wrappers import code_of_env, compiled, summary_of
 
 pytest.importorskip("mujoco")
-pytestmark = pytest.mark.filterwarnings("ignore:.*out of date", "ignore:.*settotalmass")
+pytestmark = pytest.mark.deep
+pytestmark = [
+    pytestmark,
+    pytest.mark.filterwarnings("ignore:.*out of date", "ignore:.*settotalmass"),
+]
 
 KINDS = ("HalfCheetah", "Hopper", "Walker2d", "Swimmer", "Ant")
 NAMES = [f"{name}-v{n}" for name in KINDS for n in (4, 5)]

@@ -17,6 +17,8 @@ from test_compiled_wrappers import Drawn, Mine, attributes, compiled, happens, n
 from shmvec import ShmVectorEnv
 from shmvec.states import StateAccess
 
+pytestmark = pytest.mark.deep
+
 ACTION = np.zeros(2, np.float32)
 
 

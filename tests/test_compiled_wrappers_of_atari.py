@@ -26,6 +26,8 @@ from test_compiled_wrappers import (
 from shmvec import ShmVectorEnv
 from shmvec._wrappers import notes_of
 
+pytestmark = pytest.mark.deep
+
 atari = pytest.importorskip("stable_baselines3.common.atari_wrappers")
 monitor = pytest.importorskip("stable_baselines3.common.monitor")
 

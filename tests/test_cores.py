@@ -12,6 +12,8 @@ from processes import BENCHMARKS, run_benchmark
 
 import shmvec
 
+pytestmark = pytest.mark.deep
+
 
 def cores(folder, *arguments):
     arguments = ["--workload", "Noop", "--cores", "1", "--seconds", "0.05", *arguments]
@@ -39,7 +41,6 @@ def test_what_is_not_there_has_a_row_that_says_so(tmp_path):
         assert row["steps_per_s"] > 0
 
 
-@pytest.mark.deep
 def test_cores_in_parts(tmp_path):
     ours = ["ShmVectorEnv", "ShmVectorEnv, partial"]
     sizes = ["--envs-per-core", "2", "--cores", "1", "1000"]

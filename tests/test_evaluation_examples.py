@@ -13,6 +13,8 @@ from short_walks import Walk
 
 from shmvec import evaluate
 
+pytestmark = pytest.mark.deep
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -133,7 +135,6 @@ ELSEWHERE = [
 ]
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize(("cell", "needed", "envs"), ELSEWHERE)
 def test_the_benchmark_of_other_evaluations(cell, needed, envs, tmp_path):
     for name in needed:
@@ -148,7 +149,6 @@ def test_the_benchmark_of_other_evaluations(cell, needed, envs, tmp_path):
         assert ours == "the returns"
 
 
-@pytest.mark.deep
 def test_the_benchmark(tmp_path):
     file = tmp_path / "results.json"
     program = EXAMPLES.parent / "benchmarks" / "evaluation.py"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -29,7 +31,6 @@ def test_cross_entropy_learns():
     assert run("cross_entropy.py", "--batch-size", "10")[:-1] == lines[:-1]
 
 
-@pytest.mark.deep
 def test_ppo_gets_the_same_curve_on_every_class():
     pytest.importorskip("torch")
     curves = set()
@@ -47,7 +48,6 @@ def test_ppo_gets_the_same_curve_on_every_class():
     assert len(curves) == 1
 
 
-@pytest.mark.deep
 def test_dqn_learns_cartpole():
     pytest.importorskip("torch")
     lines = run("dqn.py", "--total-timesteps", "6000")
@@ -56,7 +56,6 @@ def test_dqn_learns_cartpole():
     assert int(lines[-1].split()[0].replace(",", "")) > 5500
 
 
-@pytest.mark.deep
 def test_dqn_on_frames_of_pong():
     pytest.importorskip("torch")
     pytest.importorskip("ale_py")
@@ -87,7 +86,6 @@ def test_ppo_logs_what_tensorboard_users_expect(tmp_path):
     assert {f"losses/{name}" for name in losses} <= set(events.Tags()["scalars"])
 
 
-@pytest.mark.deep
 def test_planning_plays_better_than_chance_and_draws_it(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "plan.png"
@@ -98,7 +96,6 @@ def test_planning_plays_better_than_chance_and_draws_it(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.deep
 def test_planning_in_pong(tmp_path):
     pytest.importorskip("ale_py")
     pytest.importorskip("matplotlib")

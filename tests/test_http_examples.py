@@ -15,9 +15,10 @@ from urllib.error import URLError
 import gymnasium as gym
 import numpy as np
 import pytest
-from tables import deep
 
 from shmvec import FaultPolicy, ShmVectorEnv
+
+pytestmark = pytest.mark.deep
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed (the examples extra has it)")
 
@@ -331,7 +332,7 @@ def program(name, *arguments):
     )
 
 
-@pytest.mark.parametrize("context", ["forkserver", *deep("fork", "spawn")])
+@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
 def test_the_program_says_how_fast_it_is(context):
     with program("http_env.py", *SMALL, "--context", context) as process:
         output, errors = process.communicate(timeout=DEADLINE)

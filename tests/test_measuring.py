@@ -21,6 +21,8 @@ from shmvec._commands import measuring
 from shmvec._commands.bench import NoopEnv
 from shmvec._commands.measuring import LIMIT, Limit, Slice, Stepper, cells, line, race
 
+pytestmark = pytest.mark.deep
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -206,7 +208,6 @@ def guard(*arguments):
 SHORT = ("--seconds", 0.08, "--rounds", 8, "--starts", 1, "--workload", "noop-1")
 
 
-@pytest.mark.deep
 def test_a_build_beside_itself():
     tree = Path(shmvec.__file__).parents[1]
     shown = guard("--tolerance", 1000, tree, tree, *SHORT, "one-by-one", "image-32")
@@ -215,7 +216,6 @@ def test_a_build_beside_itself():
     assert "| image-32 | " in shown.stdout
 
 
-@pytest.mark.deep
 def test_a_build_that_loses(tmp_path):
     tree = Path(shmvec.__file__).parents[1]
     slower = tmp_path / "src" / "shmvec"

@@ -14,6 +14,8 @@ import pytest
 
 import shmvec
 
+pytestmark = pytest.mark.deep
+
 SMALL = {  # variables of the cell that is tagged "parameters"
     "atari_ppo": {"NUM_ENVS": 2, "NUM_STEPS": 16, "UPDATES": 2, "VIDEO_STEPS": 10},
     "evaluate_a_suite": {"EPISODES": 2},
@@ -26,7 +28,6 @@ NEEDS = {
     "atari_ppo": ("torch", "tensorboard", "ale_py", "cv2", "moviepy"),
     "half_cheetah_rollouts": ("torch", "mujoco"),
 }
-DEEP = ("atari_ppo", "half_cheetah_rollouts")
 MOST_BYTES = 300_000
 OF_A_MACHINE = re.compile(r"/(home|root|tmp|usr|opt|work|var|content|kaggle)/|site-packages")
 
@@ -38,10 +39,7 @@ def test_all_are_known():
     assert [path.stem for path in notebooks.NOTEBOOKS] == sorted(SMALL)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.deep] * (name in DEEP)) for name in sorted(SMALL)],
-)
+@pytest.mark.parametrize("name", sorted(SMALL))
 def test_it_runs(name, tmp_path):
     for module in (*RUN, *NEEDS.get(name, ())):
         if importlib.util.find_spec(module) is None:
