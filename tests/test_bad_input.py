@@ -18,7 +18,7 @@ from tables import deep
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec.exchange import HostedEnv
 
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(1)])
+WORKERS = pytest.mark.parametrize("num_workers", [2, *deep(0, 1)])
 
 
 def make_counter():
@@ -28,9 +28,11 @@ def make_counter():
 @pytest.mark.parametrize(
     ("env_fns", "error", "message"),
     [
-        ([], ValueError, "env_fns is empty"),
         ([make_counter, 3], TypeError, r"env_fns\[1\] is a int"),
-        ([Counter(9)], TypeError, r"env_fns\[0\] is a Counter, not a function"),
+        *deep(
+            ([], ValueError, "env_fns is empty"),
+            ([Counter(9)], TypeError, r"env_fns\[0\] is a Counter, not a function"),
+        ),
     ],
 )
 def test_env_fns(env_fns, error, message):
@@ -40,13 +42,17 @@ def test_env_fns(env_fns, error, message):
 
 @pytest.mark.parametrize(
     ("num_workers", "error"),
-    [(-1, ValueError), (3, ValueError), (True, ValueError), ("2", TypeError), (1.5, TypeError)],
+    [
+        (3, ValueError),
+        *deep((-1, ValueError), (True, ValueError), ("2", TypeError), (1.5, TypeError)),
+    ],
 )
 def test_num_workers(num_workers, error):
     with pytest.raises(error, match="num_workers must be"):
         ShmVectorEnv([make_counter] * 2, num_workers=num_workers)
 
 
+@pytest.mark.deep
 def test_context():
     with pytest.raises(ValueError, match="cannot find context"):
         ShmVectorEnv([make_counter], context="thread")
@@ -55,8 +61,8 @@ def test_context():
 @WORKERS
 @pytest.mark.parametrize(
     "wrapped",
-    [lambda env: env, gym.wrappers.OrderEnforcing, HostedEnv],
-    ids=["as it is", "wrapped", "hosted"],
+    [gym.wrappers.OrderEnforcing, *deep(lambda env: env, HostedEnv)],
+    ids=["wrapped", "as it is", "hosted"],
 )
 def test_env_fns_that_return_the_same_env(num_workers, wrapped):
     env = Counter(9)
@@ -68,6 +74,7 @@ def test_env_fns_that_return_the_same_env(num_workers, wrapped):
         ShmVectorEnv(made, num_workers=num_workers)
 
 
+@pytest.mark.deep
 def test_env_fns_that_return_copies_of_an_env_each_in_its_own_worker():
     env = Counter(9)
     with closing(ShmVectorEnv([lambda: env] * 3, num_workers=3)) as envs:
@@ -75,6 +82,7 @@ def test_env_fns_that_return_copies_of_an_env_each_in_its_own_worker():
         assert envs.get_attr("resets") == (1, 1, 1)
 
 
+@pytest.mark.deep
 @WORKERS
 def test_an_env_that_is_not_gymnasiums_need_not_say_what_it_wraps(num_workers):
     class Silent(Counter):
@@ -107,21 +115,23 @@ def test_an_env_of_which_a_process_can_hold_only_one(num_workers):
         rf"Env ({second}) was not the first in its process: .* num_workers=num_envs\.",
         caught.value.__notes__[0],
     )
-    assert "need num_workers=num_envs." in str(caught.value.__cause__)
     instances.clear()
     with closing(ShmVectorEnv([make] * 4, num_workers=4, context="fork")) as envs:
         envs.reset()
 
 
+@pytest.mark.deep
 def test_an_env_that_is_the_first_in_its_process_is_not_blamed_on_others():
     def broken():
         raise LookupError("no licence")
 
     with pytest.raises(LookupError, match="no licence") as caught:
         ShmVectorEnv([broken, make_counter], num_workers=1)
-    assert "num_workers" not in str(caught.value.__cause__)
+    said = [str(caught.value.__cause__), *getattr(caught.value, "__notes__", ())]
+    assert "num_workers" not in "".join(said)
 
 
+@pytest.mark.deep
 @WORKERS
 def test_an_env_fn_returns_no_env(num_workers):
     with pytest.raises(TypeError, match=r"env_fns\[1\]\(\) returned a NoneType without reset"):
@@ -151,6 +161,7 @@ class Late(gym.Env):
         self.closed = True
 
 
+@pytest.mark.deep
 @WORKERS
 @pytest.mark.parametrize("says_none", [False, True])
 def test_spaces_that_exist_only_after_a_reset(num_workers, says_none):
@@ -169,6 +180,7 @@ def test_spaces_that_exist_only_after_a_reset(num_workers, says_none):
         ShmVectorEnv([partial(HostedEnv.made_by, lambda: one)] * 2, num_workers=num_workers)
 
 
+@pytest.mark.deep
 def test_an_env_that_cannot_make_its_first_reset_is_closed():
     class Fails(Late):
         def reset(self, *, seed=None, options=None):
@@ -189,6 +201,7 @@ class OfGym(Late):
     action_space = Box()
 
 
+@pytest.mark.deep
 @WORKERS
 def test_spaces_of_gym(num_workers):
     hint = "OfGym whose observation_space, .* of gym, not of gymnasium.*shimmy.*CompatibilityV0"
@@ -196,6 +209,7 @@ def test_spaces_of_gym(num_workers):
         ShmVectorEnv([make_counter, OfGym], num_workers=num_workers)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_env_fns_that_fail_are_all_named_though_their_workers_have_ended_long_before(
     context, tmp_path
@@ -221,7 +235,7 @@ def test_env_fns_that_fail_are_all_named_though_their_workers_have_ended_long_be
     assert any("env 2: gymnasium.error.NameNotFound" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
 def test_a_worker_dies_while_it_builds_its_envs(context):
     def deadly():
         import os
@@ -232,6 +246,7 @@ def test_a_worker_dies_while_it_builds_its_envs(context):
         ShmVectorEnv([make_counter, deadly], num_workers=2, context=context)
 
 
+@pytest.mark.deep
 def test_an_env_fn_that_cannot_be_pickled():
 
     lock = threading.Lock()
@@ -240,7 +255,7 @@ def test_an_env_fn_that_cannot_be_pickled():
 
 
 @WORKERS
-@pytest.mark.parametrize("which", ["observation_space", "action_space"])
+@pytest.mark.parametrize("which", ["observation_space", *deep("action_space")])
 def test_unequal_spaces(num_workers, which):
     def other():
         env = Counter(9)
@@ -255,9 +270,11 @@ def test_unequal_spaces(num_workers, which):
 @pytest.mark.parametrize(
     ("space", "error", "message"),
     [
-        (gym.spaces.Graph(gym.spaces.Box(0, 1, (2,)), None), TypeError, "has a dynamic shape"),
         (gym.spaces.Sequence(gym.spaces.Discrete(2)), TypeError, "has a dynamic shape"),
-        (gym.Space((2,), np.float32), ValueError, "you can disable this feature with"),
+        *deep(
+            (gym.spaces.Graph(gym.spaces.Box(0, 1, (2,)), None), TypeError, "has a dynamic shape"),
+            (gym.Space((2,), np.float32), ValueError, "you can disable this feature with"),
+        ),
     ],
 )
 def test_spaces_that_cannot_be_shared_memory(space, error, message, num_workers):
@@ -270,6 +287,7 @@ def test_spaces_that_cannot_be_shared_memory(space, error, message, num_workers)
         gym.vector.AsyncVectorEnv([lambda: Spaces(nested)] * 2)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("space", [gym.spaces.Sequence(gym.spaces.Discrete(2)), Words()])
 def test_parts_that_cannot_be_shared_memory_can_be_left_out(space):
     """As MiniGrid's missions, which are strings of no fixed size beside an image."""
@@ -286,10 +304,12 @@ def test_parts_that_cannot_be_shared_memory_can_be_left_out(space):
         assert list(envs.reset(seed=0)[0]) == ["direction", "image"]
 
 
+@pytest.mark.deep
 @WORKERS
-@pytest.mark.parametrize(
-    ("actions", "error", "message"),
-    [
+def test_wrong_actions_are_not_sent(num_workers):
+    envs = ShmVectorEnv([make_counter] * 3, num_workers=num_workers)
+    envs.reset(seed=1)
+    for actions, error, message in (
         ([0, 1], ValueError, "there are 2"),
         ([0, 1, 2, 3], ValueError, "there are 4"),
         (1, TypeError, "one int"),
@@ -299,20 +319,16 @@ def test_parts_that_cannot_be_shared_memory_can_be_left_out(space):
         (None, TypeError, "dtype object"),
         ([0, [1, 2], 3], ValueError, "no array of numbers"),
         ({"a": 1}, TypeError, "dtype object"),
-    ],
-)
-def test_wrong_actions_are_not_sent(num_workers, actions, error, message):
-    envs = ShmVectorEnv([make_counter] * 3, num_workers=num_workers)
-    envs.reset(seed=1)
-    with pytest.raises(error, match=f"wrong actions: .*{message}.*\n*.*Nothing was sent"):
-        envs.step(actions)
+    ):
+        with pytest.raises(error, match=f"wrong actions: .*{message}.*\n*.*Nothing was sent"):
+            envs.step(actions)
     assert envs.step([1, 2, 3])[0][:, :2].tolist() == [[1, 1], [1, 2], [1, 3]]
     envs.close()
 
 
 @WORKERS
-@pytest.mark.parametrize("shape", [(3,), (3, 1, 1), (3, 2)])
-@pytest.mark.parametrize("how", ["all", "masked", "after a restart"])
+@pytest.mark.parametrize("shape", [[3], *deep([3, 1, 1], [3, 2])])
+@pytest.mark.parametrize("how", ["masked", *deep("all", "after a restart")])
 def test_actions_of_another_shape_are_given_to_the_envs_as_gymnasium_gives_them(
     num_workers, shape, how
 ):
@@ -346,7 +362,7 @@ def test_actions_of_another_shape_are_given_to_the_envs_as_gymnasium_gives_them(
         expected.close()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 def test_wrong_nested_actions(num_workers):
     space = gym.spaces.Dict(
         a=gym.spaces.Discrete(3), b=gym.spaces.Tuple([gym.spaces.Text(3), gym.spaces.Box(0, 1)])
@@ -374,42 +390,36 @@ def test_wrong_nested_actions(num_workers):
 
 
 @WORKERS
-@pytest.mark.parametrize(
-    ("seed", "error", "message"),
-    [
+def test_wrong_seeds(num_workers):
+    envs = ShmVectorEnv([make_counter] * 3, num_workers=num_workers)
+    for seed, error, message in (
         ([1, 2], ValueError, "must match num_envs=3 but got length=2"),
         ([1, "b", 3], TypeError, "seed of env 1"),
         ([1, 2, 3.5], TypeError, "seed of env 2"),
-    ],
-)
-def test_wrong_seeds(num_workers, seed, error, message):
-    envs = ShmVectorEnv([make_counter] * 3, num_workers=num_workers)
-    with pytest.raises(error, match=message):
-        envs.reset(seed=seed)
+    ):
+        with pytest.raises(error, match=message):
+            envs.reset(seed=seed)
     envs.reset(seed=4)
     envs.close()
 
 
 @WORKERS
-@pytest.mark.parametrize("shared_memory", [True, False])
-@pytest.mark.parametrize(
-    ("actions", "error", "message"),
-    [
-        ([1, 2], ValueError, "there are 2, and 3 envs"),
-        (np.zeros((1, 3), int), ValueError, "there are 1, and 3 envs"),
-        (np.zeros(4, int), ValueError, "there are 4, and 3 envs"),
-        (1, TypeError, "they are one int"),
-        (np.array(1), TypeError, "they are one ndarray"),
-        (None, TypeError, "they are one NoneType"),
-    ],
-)
-def test_wrong_actions_with_a_mask(num_workers, shared_memory, actions, error, message):
+@pytest.mark.parametrize("shared_memory", [True, *deep(False)])
+def test_wrong_actions_with_a_mask(num_workers, shared_memory):
     envs = ShmVectorEnv([make_counter] * 3, num_workers=num_workers, shared_memory=shared_memory)
     with closing(envs):
         envs.reset()
         mask = np.array([True, False, False])
-        with pytest.raises(error, match=f"wrong actions: {message}.*Nothing was sent"):
-            envs.step(actions, mask=mask)
+        for actions, error, message in (
+            ([1, 2], ValueError, "there are 2, and 3 envs"),
+            (np.zeros((1, 3), int), ValueError, "there are 1, and 3 envs"),
+            (np.zeros(4, int), ValueError, "there are 4, and 3 envs"),
+            (1, TypeError, "they are one int"),
+            (np.array(1), TypeError, "they are one ndarray"),
+            (None, TypeError, "they are one NoneType"),
+        ):
+            with pytest.raises(error, match=f"wrong actions: {message}.*Nothing was sent"):
+                envs.step(actions, mask=mask)
         assert envs.step([1, 2, 3], mask=mask)[0][0, :2].tolist() == [1, 1]
 
 
@@ -426,6 +436,7 @@ def test_wrong_masks():
     envs.close()
 
 
+@pytest.mark.deep
 @WORKERS
 @pytest.mark.parametrize("operation", ["step", "reset"])
 @pytest.mark.parametrize(
@@ -459,6 +470,7 @@ def test_an_env_raises(num_workers, operation, error):
     envs.close()
 
 
+@pytest.mark.deep
 def test_several_envs_raise():
     make = [make_counter] + [lambda: Failing("step", ValueError("first"), at=1)] * 2
     envs = ShmVectorEnv(make, num_workers=2)
@@ -483,6 +495,7 @@ def test_close_raises(num_workers):
     envs.close()
 
 
+@pytest.mark.deep
 @WORKERS
 @pytest.mark.parametrize(
     ("result", "message"),
@@ -505,6 +518,7 @@ def test_an_env_returns_nonsense(num_workers, result, message):
     envs.close()
 
 
+@pytest.mark.deep
 def test_a_step_before_a_reset_is_the_envs_to_judge():
     envs = ShmVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
     with pytest.raises(gym.error.ResetNeeded):
@@ -539,6 +553,7 @@ BOX = gym.spaces.Box(0, 9, (3,))
 CAMERA = gym.spaces.Dict(camera=gym.spaces.Tuple([BOX, gym.spaces.Discrete(3)]))
 
 
+@pytest.mark.deep
 @WORKERS
 @pytest.mark.parametrize(
     ("space", "observation", "expected"),
@@ -564,6 +579,7 @@ def test_observations_of_another_shape_with_as_many_elements(
         envs.close()
 
 
+@pytest.mark.deep
 @WORKERS
 @pytest.mark.parametrize("shared_memory", [True, False])
 @pytest.mark.parametrize(
@@ -594,6 +610,7 @@ def test_what_does_not_fit_an_observation_is_named(
         envs.close()
 
 
+@pytest.mark.deep
 @WORKERS
 @pytest.mark.parametrize("reward", [None, "much", np.zeros(2), {}])
 def test_rewards_that_are_no_number_are_refused(num_workers, reward):
