@@ -61,6 +61,15 @@ def test_a_reset_clears_the_autoreset_flag(num_workers, shared_memory):
         assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]  # a step, not another reset
 
 
+class Frozen(Exception):
+    """Nothing can be set, nor read, by the ways of its class."""
+
+    args = __dict__ = property()
+
+    def __setattr__(self, name, value):
+        raise AttributeError("frozen")
+
+
 @WORKERS
 def test_an_exception_that_cannot_be_pickled_does_not_hang(num_workers):
     class Holding(Exception):
@@ -69,15 +78,19 @@ def test_an_exception_that_cannot_be_pickled_does_not_hang(num_workers):
     make = [
         lambda: Failing("step", Unpicklable("x"), at=2),
         lambda: Failing("step", Holding(threading.Lock()), at=4),
+        lambda: Failing("step", Frozen("y"), at=6),
     ]
     with closing(ShmVectorEnv(make, num_workers=num_workers)) as envs:
         envs.reset()
-        envs.step([0, 0])
+        envs.step([0, 0, 0])
         with pytest.raises(Unpicklable, match="x"):  # its type and arguments can be
-            envs.step([0, 0])
-        envs.step([0, 0])
+            envs.step([0, 0, 0])
+        envs.step([0, 0, 0])
         with pytest.raises(RuntimeError, match="env 1 raised .* cannot be pickled: .*Holding"):
-            envs.step([0, 0])
+            envs.step([0, 0, 0])
+        envs.step([0, 0, 0])
+        with pytest.raises(Frozen, match="y"):
+            envs.step([0, 0, 0])
 
 
 @WORKERS
@@ -114,6 +127,32 @@ class Slots(Exception):
         self.code = code
 
 
+class Missing(FileNotFoundError):
+    """Is made of other arguments than its members."""
+
+    def __init__(self, *, path):
+        super().__init__(2, "missing", path)
+
+
+class Status(SystemExit):
+    """The program's status was 0 where the code was lost."""
+
+    def __init__(self, *, code):
+        super().__init__(code)
+
+
+class Once(Exception):
+    """Its constructor acts, and so must not be called a second time."""
+
+    def __init__(self, made):
+        super().__init__(made)
+        if made.pop():
+            sys.exit(3)
+
+    def __reduce__(self):
+        sys.exit(4)
+
+
 def exceptions():
     """One of each class of the standard library's builtins, and others, with all it can have."""
     arguments = {
@@ -124,11 +163,12 @@ def exceptions():
         **dict.fromkeys([SyntaxError, IndentationError, TabError], ("bad", ("f.py", 2, 3, "a b"))),
     }
     found = [Slots(3), TwoArguments(7, "so"), json.JSONDecodeError("bad", "{", 1)]
+    found += [Missing(path="a file"), Status(code=9), Once([True, False])]
     for kind in vars(builtins).values():
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             continue
         if "Group" in kind.__name__:
-            given = ("all", [ValueError(1), KeyError("k")])
+            given = ("all", [ValueError(1), Missing(path="k")])
         elif issubclass(kind, OSError):
             given = arguments.get(kind, (2, "missing", "a file", None, "another"))
         else:

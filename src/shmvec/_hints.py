@@ -41,7 +41,8 @@ _NAMESPACES = {"ALE": ("ale_py", "ale-py")}
 def add_note(error: BaseException, note: str) -> None:
     """Adds a note unless it is empty, as ``add_note`` of exceptions does from Python 3.11 on."""
     if note:
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]
+        notes = [*getattr(error, "__notes__", ()), note]
+        BaseException.__setattr__(error, "__notes__", notes)  # a frozen one's class refuses
 
 
 def refuse_unknown(owner: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pickle import loads
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -30,6 +30,7 @@ from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID, _get_or_create
 
 __all__ = [
     "Copies",
+    "ExceptionPickler",
     "Pickler",
     "copied_from",
     "dumps",
@@ -47,6 +48,11 @@ _attributes_of = type.__dict__["__dict__"].__get__
 _flags_of = type.__dict__["__flags__"].__get__
 _content_of = vars(ModuleType)["__dict__"].__get__
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: all classes that Python code makes have it
+_NOT_SENT = ("obj", "__suppress_context__")  # an AttributeError's obj may be the env
+
+# What an exception has, whatever its class makes of it.
+_args = vars(BaseException)["args"]
+_dict_of = vars(BaseException)["__dict__"].__get__
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -80,6 +86,52 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return
         if _content_of(sys.modules["__main__"]).get(name) is obj:
             of_main[name] = obj
+
+
+class ExceptionPickler(Pickler):
+    """Takes exceptions by what they hold: arguments, dict, slots and members in C.
+
+    No constructor is called: it may need other arguments than ``args``, or act once more.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Reduces an exception; all other objects as ``Pickler`` does."""
+        if issubclass(type(obj), BaseException):
+            kind, args = type(obj), _args.__get__(obj)
+            with suppress(Exception):  # a class in C makes its objects in another way
+                _empty(kind, args)
+                state = args, _dict_of(obj), dict(_members(obj))
+                return _empty, (kind, args), state, None, None, _fill
+        return super().reducer_override(obj)
+
+
+def _empty(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An exception for which no code of its class has run."""
+    base: Any = kind
+    while _flags_of(base) & _HEAP_TYPE:
+        base = base.__base__
+    made: BaseException = base.__new__(kind, *args)
+    return made
+
+
+def _fill(error: BaseException, state: tuple[tuple[Any, ...], dict[str, Any], Any]) -> None:
+    args, attributes, members = state
+    _args.__set__(error, args)
+    _dict_of(error).update(attributes)
+    held = dict(_members(error))
+    for name, value in members.items():
+        if held.get(name, held) is not value:  # OSError shows a member that was set to None
+            with suppress(AttributeError, TypeError):  # some cannot be set, and are right
+                BaseException.__setattr__(error, name, value)
+
+
+def _members(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """What an exception has beside its arguments and its dict: members in C, and slots."""
+    for kind in type(error).__mro__:
+        for name, member in vars(kind).items():
+            if isinstance(member, MemberDescriptorType) and name not in _NOT_SENT:
+                with suppress(AttributeError):  # a slot without a value
+                    yield name, member.__get__(error)
 
 
 def dumps(

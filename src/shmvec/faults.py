@@ -12,12 +12,11 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pickle import PickleError, loads
 from textwrap import indent
-from types import MemberDescriptorType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,7 +24,7 @@ from gymnasium import logger
 from gymnasium.utils import colorize
 
 from shmvec._hints import add_note, refusing_unknown
-from shmvec._pickling import dumps  # bound here: an env may patch the module
+from shmvec._pickling import ExceptionPickler, Pickler, dumps  # bound: an env may patch the module
 
 __all__ = [
     "EnvTimeoutError",
@@ -47,7 +46,6 @@ __all__ = [
 
 _LOGGED = 2  # if no more envs fail, the tracebacks of all are logged
 _OURS = os.path.dirname(__file__) + os.sep, "src/shmvec/"  # files of Python and Cython code
-_NOT_SENT = ("obj", "__suppress_context__")  # an AttributeError's obj may be the env
 
 Raised = TypeVar("Raised", bound=BaseException)
 _ENOUGH = 8192  # characters of last lines in a message, after which no further worker's are added
@@ -326,17 +324,20 @@ class Failure:
         try:
             if self.pickled is None:
                 raise PickleError
-            error = _rebuilt(self.pickled)
+            error = loads(self.pickled)
+            if not isinstance(error, BaseException):
+                raise PickleError
         except Exception:
             error = RuntimeError(
                 f"env {self.env} raised an exception that cannot be pickled: {self.summary}"
             )
         # Where the exception shows the notes itself, they are not shown twice.
         shows = sys.version_info >= (3, 11) and hasattr(error, "__notes__")
-        error.__cause__ = RemoteTraceback(
+        cause = RemoteTraceback(
             f"In {self.operation}() of env {self.env}, worker {self.worker}:\n"
             f"{self.traceback if shows else self.text}"
         )
+        BaseException.__setattr__(error, "__cause__", cause)  # as in add_note
         return error
 
 
@@ -351,41 +352,11 @@ def _leave_out_ours(formatted: traceback.TracebackException) -> None:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """An exception, as pickle takes it if it can; None if it cannot be sent."""
-    content = error.args, getattr(error, "__dict__", {})
-    for source, members in ((error, dict(_members(error))), (type(error), {})):
+    """An exception by what it holds, or else as its class says; None if neither can be sent."""
+    for kind in ExceptionPickler, Pickler:
         with suppress(Exception):
-            pickled = dumps((source, *content, members))
-            if type(_rebuilt(pickled)) is type(error):
-                return pickled
+            return dumps(error, kind=kind)
     return None
-
-
-def _rebuilt(pickled: bytes) -> BaseException:
-    """Makes an exception of what was pickled: the exception itself, or its type.
-
-    Of a type whose constructor pickle calls in vain the constructor is not called. Where it is
-    called, it may make other arguments of them, and pickle leaves out names of attributes, of
-    modules and the like, which are members in C.
-    """
-    source, args, attributes, members = loads(pickled)
-    error: BaseException = source.__new__(source, *args) if isinstance(source, type) else source
-    error.args = args
-    error.__dict__.update(attributes)
-    for name, value in members.items():
-        if getattr(error, name, None) is not value:  # OSError shows a member that was set to None
-            with suppress(AttributeError, TypeError):  # some cannot be set, and are right
-                setattr(error, name, value)
-    return error
-
-
-def _members(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """What an exception has beside its arguments and its dict: members in C, and slots."""
-    for kind in type(error).__mro__:
-        for name, member in vars(kind).items():
-            if isinstance(member, MemberDescriptorType) and name not in _NOT_SENT:
-                with suppress(AttributeError):  # a slot without a value
-                    yield name, member.__get__(error)
 
 
 def cut_traceback(error: Raised) -> Raised:
