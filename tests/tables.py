@@ -11,16 +11,25 @@ def deep(*rows):
     return [pytest.param(*row, marks=pytest.mark.deep) for row in rows]
 
 
-def crossed(*columns):
+def first(rows):
+    """Rows that all show the same promise: only the first one is tried by default."""
+    shown, *others = (
+        getattr(row, "values", row) if isinstance(row, tuple) else row for row in rows
+    )
+    return [shown, *deep(*others)]
+
+
+def crossed(*columns, shown=None):
     """All combinations of the values of several parameters, for ``pytest.mark.parametrize``.
 
-    As many as show each value once run by default; the others are deep.
+    Those in `shown`, else as many as show each value once, run by default; the others are deep.
     """
     columns = [list(column) for column in columns]
     most = max(len(column) for column in columns)
     default = {tuple(row % len(column) for column in columns) for row in range(most)}
     rows = []
     for places in itertools.product(*(range(len(column)) for column in columns)):
-        values = [column[place] for column, place in zip(columns, places, strict=True)]
-        rows.append(pytest.param(*values, marks=() if places in default else pytest.mark.deep))
+        values = tuple(column[place] for column, place in zip(columns, places, strict=True))
+        by_default = places in default if shown is None else values in shown
+        rows.append(pytest.param(*values, marks=() if by_default else pytest.mark.deep))
     return rows
