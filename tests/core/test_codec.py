@@ -59,6 +59,7 @@ def test_actions_arrive_as_they_were_sent(space, n, seed):
         assert data_equivalence([slabs.actions.get(env) for env in range(n)], got)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dtype", ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "longdouble"])
 def test_observation_dtypes(dtype):
     space = gym.spaces.Box(0, 1, (2, 3), np.dtype(dtype))
@@ -82,12 +83,14 @@ def test_observation_dtypes(dtype):
         slabs.results.observations.put(0, np.ones((2, 3), complex))
 
 
+@pytest.mark.deep
 def test_a_byte_swapped_observation_is_not_copied_raw():
     slabs = slabs_for(gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Discrete(2), 1)
     slabs.results.observations.put(0, np.array([1, 2], ">f4"))
     assert slabs.results.observations.batch(True).tolist() == [[1, 2]]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("text", ["", "a", "héllo", "日本語", "😀" * 5, "\ud800"])
 def test_texts(text):
     space = gym.spaces.Text(5, charset="ab")
@@ -101,6 +104,7 @@ def test_texts(text):
             slabs.results.observations.put(0, bad)
 
 
+@pytest.mark.deep
 def test_scalar_observations():
     space = gym.spaces.Discrete(3, start=-1)
     slabs = slabs_for(space, space, 2)

@@ -20,7 +20,7 @@ from segment_map import (
     other_memories,
     until_answered,
 )
-from tables import crossed
+from tables import crossed, deep, first
 
 from shmvec import FaultPolicy, Replay, ShmVectorEnv, WorkerCrashError
 from shmvec._core import COUNTERS, Segment
@@ -71,7 +71,7 @@ def answered(envs, actions):
 # ---- rings of records ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", range(5))
+@pytest.mark.parametrize("word", first(range(5)))
 def test_a_damaged_answer(word):
     with vector_env(1) as envs:
         found = answered(envs, [0, 0])
@@ -81,6 +81,7 @@ def test_a_damaged_answer(word):
             envs.step_wait()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("word", range(5))
 def test_a_damaged_request(word):
     def damage(found):
@@ -98,6 +99,7 @@ def test_a_damaged_request(word):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.deep
 def test_a_damaged_request_to_this_process():
     with vector_env(0) as envs:
         envs.step_async([0, 0])
@@ -128,6 +130,7 @@ def answered_with(envs, actions=(0, 0)):
     return found, found.message(found.infos(0), found.info_bytes)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "info, num_workers", crossed([{"a": 1, "b": "text"}, {3: "pickled"}], [0, 1])
 )
@@ -145,11 +148,13 @@ def test_a_damaged_head_of_an_info(num_workers, info):
 
 @pytest.mark.parametrize(
     ("word", "value"),
-    [(KIND, FINAL), (KIND, OBSERVATION), (KIND, ACTION), (KIND, 4), (KIND, 2**32 - 1)]
-    + [(ENV, 2), (ENV, 2**32 - 1), (TAG, 2), (TAG, 0x7FFFFFFC)]
-    + [(BYTES, 0), (BYTES, 15), (BYTES, 16), (BYTES, 23)],
+    first(
+        [(KIND, FINAL), (KIND, OBSERVATION), (KIND, ACTION), (KIND, 4), (KIND, 2**32 - 1)]
+        + [(ENV, 2), (ENV, 2**32 - 1), (TAG, 2), (TAG, 0x7FFFFFFC)]
+        + [(BYTES, 0), (BYTES, 15), (BYTES, 16), (BYTES, 23)]
+    ),
 )
-@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("batch_size", [None, *deep(2)])
 def test_indices_are_checked_whatever_the_sum_says(word, value, batch_size):
     """FINAL would be read by a codec that is not there, for one."""
     with vector_env(0, telling({"a": 1}), batch_size=batch_size) as envs:
@@ -172,6 +177,7 @@ def test_indices_are_checked_whatever_the_sum_says(word, value, batch_size):
             finish()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("word", "value"),
     [(0, 1), (0, 2), (0, 2**32 - 1), (0, 2**32 - 2), (1, 0), (1, 3), (1, 2**32 - 1), (3, 77)],
@@ -190,7 +196,7 @@ def test_answers_are_checked_whatever_the_sum_says(word, value, env):
             envs.recv(min_envs=1)
 
 
-@pytest.mark.parametrize("info", [{3: "pickled"}, {"a": ("pickled", 1)}])
+@pytest.mark.parametrize("info", first([{3: "pickled"}, {"a": ("pickled", 1)}]))
 def test_damaged_pickles_are_not_unpickled(info):
     make = telling(info)
     with vector_env(0, make) as envs:
@@ -208,6 +214,7 @@ def test_damaged_pickles_are_not_unpickled(info):
             assert envs.step([0, 0])[0].shape == (2, 4)
 
 
+@pytest.mark.deep
 def test_a_damaged_schema():
     with vector_env(1, telling({"a": 1, "b": [1]})) as envs:
         found, message = answered_with(envs)  # the first step's: the schema comes first
@@ -217,6 +224,7 @@ def test_a_damaged_schema():
             envs.step_wait()
 
 
+@pytest.mark.deep
 def test_a_text_that_is_none():
     with vector_env(1, telling({"a": "text"})) as envs:
         envs.step([0, 0])
@@ -227,6 +235,7 @@ def test_a_text_that_is_none():
         assert envs.step([0, 0])[4]["a"].tolist() == ["text"] * 2
 
 
+@pytest.mark.deep
 def test_a_text_that_is_too_long():
     with vector_env(1, telling({"a": "text"})) as envs:
         envs.step([0, 0])
@@ -236,6 +245,7 @@ def test_a_text_that_is_too_long():
             envs.step_wait()
 
 
+@pytest.mark.deep
 def test_lost_infos():
     with vector_env(1, telling({"a": 1})) as envs:
         envs.step([0, 0])
@@ -245,6 +255,7 @@ def test_lost_infos():
             envs.step_wait()
 
 
+@pytest.mark.deep
 def test_lost_actions():
     def lose(found):
         found.put(found.actions(0), found.get(found.actions(0) + LINE))
@@ -279,6 +290,7 @@ class DamagesCounts(Counter):
         return result
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("count", [1 << 40, 1 << 62, -5, -(1 << 63), 9 + 200])
 def test_a_damaged_number_of_records(count):
     """It was a loop's end and, of rows, an index."""
@@ -316,6 +328,7 @@ def head(length, bound):
     return length.to_bytes(4, sys.byteorder) + bound.to_bytes(4, sys.byteorder)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("text", "bound"), KINDS.items())
 def test_damaged_texts(text, bound):
     memory, found = slabs(gym.spaces.Text(5, charset="ab"), gym.spaces.Discrete(2))
@@ -356,6 +369,7 @@ def test_damaged_texts(text, bound):
     assert texts.get(1) == text.ljust(5, "\0")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_damaged_action_formats(shape):
     space = gym.spaces.Box(0, 1, shape, np.float32)
@@ -374,8 +388,8 @@ def test_damaged_action_formats(shape):
 # ---- hints: the count, tails, the bell, what a worker is busy with ------------------------------
 
 
-@pytest.mark.parametrize("damage", [1, -1, 2, 2**20, -(2**20), 2**30, 2**31])
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("damage", first([1, -1, 2, 2**20, -(2**20), 2**30, 2**31]))
+@pytest.mark.parametrize("num_workers", [2, *deep(0, 1)])
 def test_a_damaged_count(num_workers, damage):
     """The rings show which envs have answered; the count is right again from then on."""
     with vector_env(num_workers) as envs:
@@ -396,6 +410,7 @@ def test_a_damaged_count(num_workers, damage):
         assert any(duration(step) < 0.04 for _ in range(5)), "it still waits for slices"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("damage", [1, -1, 2, 2**20, -(2**20), 2**31])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_damaged_count_in_batches(num_workers, damage):
@@ -409,6 +424,7 @@ def test_a_damaged_count_in_batches(num_workers, damage):
         assert envs.stats().parent.requests
 
 
+@pytest.mark.deep
 def test_an_answer_that_a_damaged_tail_hides():
     with vector_env(2) as envs:
         found = answered(envs, [1, 2])
@@ -417,6 +433,7 @@ def test_an_answer_that_a_damaged_tail_hides():
         assert envs.step_wait()[0][:, 1].tolist() == [1, 2]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("which", ["requests", "completions"])
 def test_nobody_waits_for_this_process(which):
     """Without workers nothing is announced a second time."""
@@ -440,11 +457,13 @@ def dozing():
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.deep
 def test_a_bell_that_has_forgotten_who_dozes():
     with dozing() as envs:
         assert envs.step([1, 2])[0][:, 1].tolist() == [1, 2]
 
 
+@pytest.mark.deep
 def test_a_request_that_a_damaged_tail_hides():
     with dozing() as envs:
         envs.step_async([1, 2])
@@ -455,17 +474,20 @@ def test_a_request_that_a_damaged_tail_hides():
         assert envs.step_wait()[0][:, 1].tolist() == [1, 2]
 
 
+@pytest.mark.deep
 def test_commands_to_workers_that_doze():
     with dozing() as envs:
         envs.set_attr("payload", b"x" * 1_000_000)  # more than a pipe takes at once
         assert [len(payload) for payload in envs.get_attr("payload")] == [1_000_000] * 2
 
 
+@pytest.mark.deep
 def test_closing_workers_that_doze():
     with dozing() as envs:
         envs.close()
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_busy_with_nonsense():
     def damage(found):
         words = len(COUNTERS["waits"]) + len(COUNTERS["work"])
@@ -478,6 +500,7 @@ def test_a_worker_that_is_busy_with_nonsense():
             envs.step([0])
 
 
+@pytest.mark.deep
 def test_stats_of_counters_and_histograms_that_are_nonsense():
     with vector_env(2) as envs:
         before = envs.stats()
@@ -493,6 +516,7 @@ def test_stats_of_counters_and_histograms_that_are_nonsense():
             assert changed.verdict.kind and str(changed)
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_restarted_under_a_damaged_header():
     faults = FaultPolicy(on_crash="restart", max_restarts=1)
     with vector_env(2, faults=faults) as envs:

@@ -15,6 +15,8 @@ from shmvec import ShmVectorEnv
 from shmvec import _trace as timeline
 from shmvec._core import TRACE_KINDS, Recorder, read_trace, trace_bytes
 
+pytestmark = pytest.mark.deep
+
 NONSENSE = (0, 1, 0x7F, 0x80, 0xFF)
 
 

@@ -30,6 +30,8 @@ from shmvec import ShmVectorEnv
 from shmvec._commands import attaching, top
 from shmvec._memory.segment import SEGMENT
 
+pytestmark = pytest.mark.deep
+
 CASES = 120
 SEAL = fcntl.F_SEAL_SHRINK
 
@@ -158,7 +160,6 @@ def main():
     print(json.dumps(outcomes))
 
 
-@pytest.mark.deep
 def test_fuzz():
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import infos
+from tables import first
 
 from shmvec import ShmVectorEnv
 
@@ -52,7 +53,7 @@ SEQUENCES = [
 ]
 
 
-@pytest.mark.parametrize("sequence", SEQUENCES)
+@pytest.mark.parametrize("sequence", first(SEQUENCES))
 def test_equal_to_gymnasium(sequence):
     per_env = [[step[i] for step in sequence] for i in range(3)]
     envs = ShmVectorEnv([lambda s=s: Infos(s) for s in per_env], num_workers=0)
@@ -75,6 +76,7 @@ def test_any_infos_are_equal_to_gymnasiums(sequence):
     test_equal_to_gymnasium(sequence)
 
 
+@pytest.mark.deep
 def test_infos_are_fresh_objects():
     envs = ShmVectorEnv([lambda: Infos([{"a": 1, "n": {"b": 2.0}}])] * 2, num_workers=1)
     envs.reset()
@@ -89,6 +91,7 @@ def test_infos_are_fresh_objects():
     envs.close()
 
 
+@pytest.mark.deep
 def test_dicts_of_other_classes():
     from collections import OrderedDict
 
@@ -101,6 +104,7 @@ def test_dicts_of_other_classes():
     ours.close()
 
 
+@pytest.mark.deep
 def test_more_looks_than_are_learned():
     """Infos that never look alike: in the end they are pickled, and equal all the same."""
     sequence = [{f"key{i}": i, "x": i} for i in range(1500)]

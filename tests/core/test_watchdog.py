@@ -27,6 +27,7 @@ def parent():
         os.close(descriptor)
 
 
+@pytest.mark.deep
 def test_start_and_stop(parent):
     before = threads()
     for _ in range(3):
@@ -39,6 +40,7 @@ def test_start_and_stop(parent):
     stop_watchdog()
 
 
+@pytest.mark.deep
 def test_what_is_no_pidfd():
     with pytest.raises(OSError, match="cannot watch over the parent: Bad file descriptor"):
         start_watchdog(-1, MARK)
@@ -46,6 +48,7 @@ def test_what_is_no_pidfd():
         start_watchdog(file.fileno(), MARK)
 
 
+@pytest.mark.deep
 def test_a_fork_sees_the_threads_of_the_env_alone():
     """In a process without other threads: those of libraries may come and go at a fork."""
     script = run_script(

@@ -184,6 +184,7 @@ def variants(kind: str) -> list:
     ]
 
 
+@pytest.mark.deep
 @needs_spin
 @pytest.mark.parametrize(("model", "name"), variants("sound"))
 def test_model_is_right(model, name, tmp_path):
@@ -199,6 +200,7 @@ def test_model_is_right(model, name, tmp_path):
     assert set(dict(reached).values()) == {"0"}, said
 
 
+@pytest.mark.deep
 @needs_spin
 @pytest.mark.parametrize(("model", "mistake"), variants("mistakes"))
 def test_mistake_is_found(model, mistake, tmp_path):
@@ -208,6 +210,7 @@ def test_mistake_is_found(model, mistake, tmp_path):
     assert kind in said, said
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("model", MODELS)
 def test_every_switch_is_used_and_explained(model):
     tried = MODELS[model]
@@ -223,6 +226,7 @@ def test_every_switch_is_used_and_explained(model):
     assert set(table) == tried.mistakes.keys()
 
 
+@pytest.mark.deep
 def test_every_file_is_of_a_model():
     files = [file for model in MODELS.values() for file in model.files]
     assert sorted(files) == sorted(path.name for path in MODEL.glob("*.pml"))
