@@ -8,6 +8,8 @@ from tables import crossed
 
 from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError
 
+pytestmark = pytest.mark.deep
+
 RESTART = FaultPolicy(on_crash="restart", on_error="restart", backoff_s=0)
 
 

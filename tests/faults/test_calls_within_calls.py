@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
-from tables import crossed
+from tables import crossed, deep, first
 
 import shmvec
 from shmvec import ShmVectorEnv
@@ -132,7 +132,10 @@ def called(tmp_path):
 WAYS = [("signal", 2), ("signal", 0), ("log", 2)]
 
 
-@pytest.mark.parametrize("name, way", crossed(ASKING, WAYS))
+@pytest.mark.parametrize(
+    "name, way",
+    crossed(ASKING, WAYS, shown=[("step", ("signal", 2)), ("step", ("log", 2))]),
+)
 def test_what_would_mix_with_the_call_is_refused(called, name, way):
     envs, became = called(ASKING[name], *way)
     assert envs.step([1] * 2)[0][:, 0].tolist() == [1, 1]
@@ -151,8 +154,10 @@ def traced(envs):
         return json.loads(Path(folder, "run.json").read_text())["traceEvents"]
 
 
-@pytest.mark.parametrize("how, num_workers", WAYS)
-@pytest.mark.parametrize("looks", [lambda envs: envs.stats(), traced], ids=["stats", "a trace"])
+@pytest.mark.parametrize("how, num_workers", first(WAYS))
+@pytest.mark.parametrize(
+    "looks", [traced, *deep(lambda envs: envs.stats())], ids=["a trace", "stats"]
+)
 def test_looking_is_not_refused(called, looks, how, num_workers):
     envs, became = called(looks, how, num_workers)
     assert envs.step([1] * 2)[0][:, 0].tolist() == [1, 1]
@@ -160,7 +165,7 @@ def test_looking_is_not_refused(called, looks, how, num_workers):
     assert envs.step([1] * 2)[0][:, 0].tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("how, num_workers", WAYS)
+@pytest.mark.parametrize("how, num_workers", first(WAYS))
 def test_it_can_be_closed(called, how, num_workers):
     envs, became = called(lambda envs: envs.close(terminate=True), how, num_workers)
     with pytest.raises(ClosedEnvironmentError):
@@ -241,6 +246,7 @@ def at_each_line(outer, inner):
         yield result, became
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "outer, kind, inner",
     [
@@ -268,6 +274,7 @@ def test_at_any_line_of_a_call_another_is_refused_or_comes_before_or_after_it(ou
             assert len(becames) > 10 and "refused" in becames
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("masked", [False, True])
 def test_at_any_line_of_a_reset_what_it_returns_is_of_the_reset(masked):
     options = {"reset_mask": np.array([True, True])} if masked else None

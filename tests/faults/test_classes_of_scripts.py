@@ -3,6 +3,8 @@
 import pytest
 from scripts import succeeds
 
+pytestmark = pytest.mark.deep
+
 SCRIPT = """
     import enum
     import gymnasium as gym

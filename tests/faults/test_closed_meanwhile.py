@@ -78,6 +78,7 @@ os.register_at_fork(
 )
 
 
+@pytest.mark.deep
 def test_whenever_it_comes(caplog):
     caplog.set_level(logging.CRITICAL, "shmvec")
     rng = np.random.default_rng(1)
@@ -93,6 +94,7 @@ def test_whenever_it_comes(caplog):
         assert type(error) is ClosedEnvironmentError, error
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_begun_after_the_others_were_closed(monkeypatch):
     """It waits for a segment that it is not handed any more."""
     envs = restarting(1)
@@ -113,6 +115,7 @@ def test_a_worker_that_is_begun_after_the_others_were_closed(monkeypatch):
     assert not thread.is_alive() and type(raised[0]) is ClosedEnvironmentError
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting:UserWarning")
 @pytest.mark.parametrize("terminate", [True, False])
 @pytest.mark.parametrize("stride", [23, *deep(3)])
@@ -129,6 +132,7 @@ def test_what_is_broken_off_the_next_one_ends(stride, terminate):
         assert envs.closed and gone(pids, DEADLINE_S)
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_what_is_broken_off_ends_when_it_is_forgotten():
     moments, went_on = Moments(stride=11), True
@@ -140,8 +144,8 @@ def test_what_is_broken_off_ends_when_it_is_forgotten():
         assert gone(pids, DEADLINE_S)
 
 
-@pytest.mark.parametrize("terminate", [True, False])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("terminate", [True, *deep(False)])
+@pytest.mark.parametrize("when", ["before", *deep("after")])
 def test_a_handler_closes_it_while_workers_are_being_started(when, terminate, monkeypatch):
     """The fixture finds a worker that is begun, and that close() did not know of."""
     envs = restarting(3)
@@ -157,6 +161,7 @@ class SlowClose(Dying):
         time.sleep(DEADLINE_S)
 
 
+@pytest.mark.deep
 def test_a_handler_closes_it_while_it_is_being_closed():
     class Closing(logging.Handler):
         def emit(self, record):
@@ -174,6 +179,7 @@ def test_a_handler_closes_it_while_it_is_being_closed():
     assert gone(pids, DEADLINE_S)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("workers, stride", [(1, 7), *deep((1, 1), (0, 1))])
 def test_a_handler_closes_it_at_any_moment_of_a_call(workers, stride):
     """Of large results, too: the depot through which they come is closed."""
@@ -196,6 +202,7 @@ def test_a_handler_closes_it_at_any_moment_of_a_call(workers, stride):
     assert came["closed"] > 50 / stride and came["whole"], came
 
 
+@pytest.mark.deep
 def test_a_handler_closes_it_while_envs_are_built_in_this_process():
     made, ended = [], []
 
@@ -241,6 +248,7 @@ def rebuilding(folder, dies):
     return envs, thread, raised
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dies", [False, True])
 def test_neither_builds_nor_pauses_are_waited_for(dies, tmp_path, caplog):
     envs, thread, raised = rebuilding(tmp_path, dies)
@@ -254,6 +262,7 @@ class Noting(ShmVectorEnv):
         super().close_extras(**kwargs)
 
 
+@pytest.mark.deep
 def test_a_subclass_may_take_more_when_it_is_closed():
     envs = Noting([Dying], num_workers=1)
     for _ in range(2):

@@ -33,6 +33,7 @@ BULKY = """
 """
 
 
+@pytest.mark.deep
 def test_many_late_actions_and_large_observations():
     succeeds(
         BULKY,
@@ -53,6 +54,7 @@ def test_many_late_actions_and_large_observations():
     )
 
 
+@pytest.mark.deep
 def test_many_late_actions_in_one_call():
     succeeds(
         BULKY,
@@ -90,6 +92,7 @@ HANGING = """
 """
 
 
+@pytest.mark.deep
 def test_send_and_recv_with_a_time_limit_return_though_the_worker_reads_nothing():
     succeeds(
         BULKY,
@@ -112,6 +115,7 @@ def test_send_and_recv_with_a_time_limit_return_though_the_worker_reads_nothing(
     )
 
 
+@pytest.mark.deep
 def test_ctrl_c_is_heeded_though_the_worker_reads_nothing():
     succeeds(
         BULKY,
@@ -141,6 +145,7 @@ def test_ctrl_c_is_heeded_though_the_worker_reads_nothing():
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("size", [1_000_000, *deep(10_000_000)])
 def test_several_requests_of_one_worker_with_large_infos(size):
     """After a restart an env between two others is not stepped: they are asked one by one."""

@@ -13,7 +13,7 @@ import pytest
 from envs import Counter
 from scripts import succeeds
 from stepping import DEADLINE_S, faulty, kill, lockstep, partial
-from tables import crossed
+from tables import crossed, deep, first
 from test_fault_policy import row_of
 
 from shmvec import FaultPolicy, ShmVectorEnv
@@ -209,13 +209,23 @@ def die(fault, how, surroundings, moment):
     succeeds(dying, code, MOMENTS[moment].replace("{options}", options))
 
 
-@pytest.mark.parametrize("surroundings, moment", crossed(SURROUNDINGS, MOMENTS))
+@pytest.mark.parametrize(
+    "surroundings, moment",
+    crossed(
+        SURROUNDINGS,
+        MOMENTS,
+        shown=[
+            ("the fork server is dead", "and is restarted"),
+            ("the program ignores SIGCHLD", "never"),
+        ],
+    ),
+)
 def test_a_worker_dies_whatever_surrounds_it(surroundings, moment):
     die("SIGKILL", "", surroundings, moment)
 
 
 @pytest.mark.parametrize(
-    "fault, moment", crossed(FAULTS, ["in a step", "in a call", "in a partial batch"])
+    "fault, moment", first(crossed(FAULTS, ["in a step", "in a call", "in a partial batch"]))
 )
 def test_the_error_says_how_a_worker_died(fault, moment):
     die(fault, FAULTS[fault][1], "fork", moment)
@@ -263,7 +273,7 @@ def is_busy(envs):
         envs.recv()
 
 
-@pytest.mark.parametrize("caller", [waits, is_busy])
+@pytest.mark.parametrize("caller", first([waits, is_busy]))
 def test_a_death_is_noticed_while_the_other_worker(caller):
     released, release = os.pipe()
     log = logging.getLogger("shmvec")
@@ -293,7 +303,7 @@ class Executing(Counter):
         return subprocess.run(shell, close_fds=False, stdout=subprocess.PIPE, text=True).stdout
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("context", ["fork", *deep("forkserver", "spawn")])
 def test_a_program_that_an_env_executes_holds_no_channel(context):
     """It would keep the worker's socket open when the worker is dead."""
     with closing(ShmVectorEnv([Executing], num_workers=1, context=context)) as envs:
@@ -346,7 +356,7 @@ TOGETHER = {"at the same moment": ([0, 1, 2], []), "while one is replaced": ([1]
 
 @pytest.mark.parametrize(
     "context, steps, when",
-    crossed(["fork", "spawn", "forkserver"], [lockstep, partial], TOGETHER),
+    first(crossed(["fork", "spawn", "forkserver"], [lockstep, partial], TOGETHER)),
 )
 def test_workers_that_die_together_all_come_back(context, steps, when, tmp_path):
     killed, kills = TOGETHER[when]
@@ -436,6 +446,7 @@ def die_meanwhile(steps, reader, victim, times):
         envs.close(terminate=True)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "steps, pair, times", crossed(["lockstep", "masked", "partial"], [(0, 1), (2, 0)], [1, 2])
 )

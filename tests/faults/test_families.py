@@ -5,7 +5,7 @@ import signal
 import families
 import pytest
 from scripts import DEADLINE_S, running, succeeds
-from tables import crossed, deep
+from tables import crossed, deep, first
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
 
@@ -110,7 +110,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("context, end", crossed(CONTEXTS, ENDS))
+@pytest.mark.parametrize("context, end", first(crossed(CONTEXTS, ENDS)))
 def test_what_envs_have_started_ends_with_their_worker(context, end):
     succeeds(FAMILIES, ENDS[end].replace("{options}", f"context={context!r}"))
 
@@ -128,7 +128,7 @@ LIVING = """
 """
 
 
-@pytest.mark.parametrize("end", ["close()", "close(terminate=True)", "step([8, 8])"])
+@pytest.mark.parametrize("end", ["close()", *deep("close(terminate=True)", "step([8, 8])")])
 def test_others_live_on(end):
     """The program's own, those of other vector envs, and what has set its limit anew."""
     succeeds(
@@ -191,6 +191,7 @@ POOLING = """
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context, daemon, closes", crossed(CONTEXTS, [True, False], [True, False]))
 def test_an_env_uses_multiprocessing(context, daemon, closes):
     succeeds(
@@ -208,6 +209,7 @@ def test_an_env_uses_multiprocessing(context, daemon, closes):
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context, end", crossed(["fork", "spawn"], ["close", "crash", "orphan"]))
 def test_a_vector_env_in_an_env_ends_with_its_worker(context, end):
     body = f"""
@@ -246,6 +248,7 @@ def test_a_vector_env_in_an_env_ends_with_its_worker(context, end):
 # ---- the dead -----------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
 def test_thousands_of_short_lived_daemons_leave_no_zombies_and_the_envs_children_their_status(
     context,
@@ -283,6 +286,7 @@ def test_thousands_of_short_lived_daemons_leave_no_zombies_and_the_envs_children
 # ---- how the end is found -----------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
 def test_an_env_that_ignores_the_end_of_its_children(context):
     """A shell that has ended has left no trace with the worker, but its command lives."""
@@ -305,6 +309,7 @@ def test_an_env_that_ignores_the_end_of_its_children(context):
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
 def test_where_processes_cannot_be_marked_the_group_ends_with_its_worker(context):
     succeeds(
@@ -323,6 +328,7 @@ def test_where_processes_cannot_be_marked_the_group_ends_with_its_worker(context
     )
 
 
+@pytest.mark.deep
 def test_a_program_that_gets_orphans_has_no_zombies_of_what_envs_have_started():
     """Process 1 of a container is one, a subreaper another; its own children are its own."""
     succeeds(

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from envs import Counter
 from hanging import Hanging
+from tables import deep
 
 from shmvec import ShmVectorEnv
 
@@ -84,12 +85,14 @@ def in_call(envs):
 @pytest.mark.parametrize(
     "use, where, what, function",
     [
-        (in_reset, "reset", "env 0 of worker 0 has been in reset() for ", "reset"),
         (in_step, "step", "env 0 of worker 0 has been in step() for ", "step"),
-        (in_partial_step, "step", "env 0 of worker 0 has been in step() for ", "step"),
-        (in_call, "call", "env 0 of worker 0 has been in call() for ", "called"),
-        (None, "make", "worker 0 (env 0) has been building its envs for ", "__init__"),
-        (None, "close", "worker 0 (env 0) has been closing its envs for ", "close"),
+        *deep(
+            (in_reset, "reset", "env 0 of worker 0 has been in reset() for ", "reset"),
+            (in_partial_step, "step", "env 0 of worker 0 has been in step() for ", "step"),
+            (in_call, "call", "env 0 of worker 0 has been in call() for ", "called"),
+            (None, "make", "worker 0 (env 0) has been building its envs for ", "__init__"),
+            (None, "close", "worker 0 (env 0) has been closing its envs for ", "close"),
+        ),
     ],
 )
 def test_wherever_it_hangs(use, where, what, function, gate, opening):
@@ -110,6 +113,7 @@ def test_wherever_it_hangs(use, where, what, function, gate, opening):
     assert lines[-1].startswith(f"The wait goes on. hang_warning_s={soon:g} ")
 
 
+@pytest.mark.deep
 def test_it_is_logged_once(gate, caplog):
     envs = vector_env(gate, "step", "asleep")
     envs.reset(seed=0)
@@ -126,6 +130,7 @@ def test_it_is_logged_once(gate, caplog):
     assert len([each for each in caplog.records if is_hang(each.getMessage())]) == 1
 
 
+@pytest.mark.deep
 def test_each_hang_is_logged(gate, opening):
     envs = vector_env(gate, "step")
     envs.reset(seed=0)
@@ -138,6 +143,7 @@ def test_each_hang_is_logged(gate, opening):
     assert len(opening.logged) == 2
 
 
+@pytest.mark.deep
 def test_those_that_hang_together(gate, caplog):
     envs = vector_env(gate, "step", count=6, num_workers=6)
     envs.reset(seed=0)
@@ -157,6 +163,7 @@ def test_those_that_hang_together(gate, caplog):
     envs.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("never", [None, 0, 1e12])
 def test_not_where_it_is_switched_off(never, gate, caplog):
     envs = ShmVectorEnv([partial(Hanging, str(gate))], hang_warning_s=never, context="fork")
@@ -169,6 +176,7 @@ def test_not_where_it_is_switched_off(never, gate, caplog):
     assert not caplog.records
 
 
+@pytest.mark.deep
 def test_no_workers_do_not_hang(gate, caplog):
     envs = ShmVectorEnv([partial(Hanging, str(gate))], hang_warning_s=SOON, num_workers=0)
     envs.reset(seed=0)
@@ -180,6 +188,7 @@ def test_no_workers_do_not_hang(gate, caplog):
     assert not caplog.records
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "bad, error", [(-1, ValueError), (float("nan"), ValueError), ("x", TypeError)]
 )
@@ -188,6 +197,7 @@ def test_bad_numbers(bad, error, gate):
         ShmVectorEnv([partial(Hanging, str(gate))], hang_warning_s=bad)
 
 
+@pytest.mark.deep
 def test_by_the_environment(gate, opening, monkeypatch):
     def once(soon):
         monkeypatch.setenv("SHMVEC_HANG_WARNING_S", str(soon))
@@ -199,6 +209,7 @@ def test_by_the_environment(gate, opening, monkeypatch):
     assert len(opening.logged) == 1
 
 
+@pytest.mark.deep
 def test_a_thread_that_runs_on_is_not_called_an_env_that_closes(caplog, tmp_path):
     gate = tmp_path / "gate"
 
@@ -229,6 +240,7 @@ def test_a_thread_that_runs_on_is_not_called_an_env_that_closes(caplog, tmp_path
     assert text.startswith("worker 0 (env 0) has closed its envs, but a thread or an exit hook has")
 
 
+@pytest.mark.deep
 def test_an_env_that_has_closed_late_is_not_called_a_thread_that_runs_on(gate, opening, caplog):
     envs = vector_env(gate, "close", soon=0.5)
     envs.reset()

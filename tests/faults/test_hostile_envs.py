@@ -2,7 +2,7 @@
 
 import pytest
 from scripts import succeeds
-from tables import crossed
+from tables import crossed, first
 
 HOSTILE = """
     import faulthandler, gc, mmap, pickle, socket, time
@@ -119,6 +119,7 @@ SHRINK = """
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", ["step", "rollout"])
 def test_memory_that_an_env_shrinks(how, tmp_path):
     """The parent would be killed by SIGBUS."""
@@ -146,6 +147,7 @@ def test_memory_that_an_env_shrinks(how, tmp_path):
     )
 
 
+@pytest.mark.deep
 def test_memory_of_another_vector_env_that_an_env_shrinks(tmp_path):
     """A fork inherits it."""
     hostile(
@@ -171,7 +173,7 @@ def test_memory_of_another_vector_env_that_an_env_shrinks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "where, slow", crossed(["make", "reset", "step", "call"], ["child", "parent"])
+    "where, slow", first(crossed(["make", "reset", "step", "call"], ["child", "parent"]))
 )
 def test_an_env_that_returns_from_a_fork_of_its_own(where, slow, tmp_path):
     hostile(
@@ -298,6 +300,6 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("trick, use", crossed(TRICKS, USES))
+@pytest.mark.parametrize("trick, use", first(crossed(TRICKS, USES)))
 def test_an_env_that_breaks_what_messages_need(trick, use, tmp_path):
     hostile(tmp_path, "step", TRICKS[trick], USES[use])

@@ -82,6 +82,7 @@ def test_a_library_that_uses_openmp(tmp_path, monkeypatch):
     succeeds(work, ENV, BODY, "    import contextlib\n", threads, fresh=True)
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 def test_torch():
     """Sums of whole numbers: they are the same on any number of threads."""
@@ -96,6 +97,7 @@ def test_torch():
     succeeds(work, ENV, BODY, fresh=True)
 
 
+@pytest.mark.deep
 def test_opencv():
     """Its own threads, which the number that a worker is given would end."""
     pytest.importorskip("cv2")
@@ -119,6 +121,7 @@ def test_opencv():
     succeeds("    import numpy as np\n", work, ENV, BODY, threads, fresh=True)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("options", [{}, {"preload": ["sums"]}])
 def test_a_library_that_is_first_loaded_for_the_workers(options, tmp_path, monkeypatch):
     """It has not been used when they are forked: it is as if they had loaded it themselves."""

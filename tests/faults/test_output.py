@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from printing import Printing
 from scripts import succeeds
-from tables import crossed, deep
+from tables import crossed, deep, first
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
 from shmvec._processes.output import excerpt
@@ -94,9 +94,11 @@ def printed_to(kind, body, tmp_path, stream="stdout"):
 
 @pytest.mark.parametrize(
     "where, printed",
-    crossed(
-        [*[("fork", kind) for kind in KINDS], ("spawn", "pipe"), ("forkserver", "terminal")],
-        [("stdout", "words"), ("stderr", "error_words")],
+    first(
+        crossed(
+            [*[("fork", kind) for kind in KINDS], ("spawn", "pipe"), ("forkserver", "terminal")],
+            [("stdout", "words"), ("stderr", "error_words")],
+        )
     ),
 )
 def test_lines_are_never_mixed(where, printed, tmp_path):
@@ -116,6 +118,7 @@ def test_lines_are_never_mixed(where, printed, tmp_path):
     assert sorted(lines) == expected
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("what, kind", crossed(["c_words", "some_kilobytes"], ["pipe", "file"]))
 def test_long_lines_and_those_of_c_are_whole(kind, what, tmp_path):
     body = f"""
@@ -133,6 +136,7 @@ def test_long_lines_and_those_of_c_are_whole(kind, what, tmp_path):
     assert sorted(lines) == expected
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("stand_in", ["sys.stdout", "io.StringIO()", "Tee(sys.stdout)"])
 def test_what_the_parent_holds_is_printed_once(stand_in):
     """And what workers print is printed, whatever sys.stdout was."""
@@ -188,6 +192,7 @@ def test_whole_lines_survive_a_kill(context, tmp_path):
     assert printed_to("pipe", body, tmp_path).splitlines() == [" ".join(["<", *["0"] * 50, ">"])]
 
 
+@pytest.mark.deep
 def test_pytest_captures_it(capfd):
     envs = vector_env(3, 3, step=["words", "tell"])
     envs.step([1] * 3)
@@ -197,7 +202,7 @@ def test_pytest_captures_it(capfd):
     assert sorted(err.splitlines()) == [f"env {n} in step 1" for n in range(3)]
 
 
-@pytest.mark.parametrize("context, crash", crossed(CONTEXTS, ["segfault", "abort"]))
+@pytest.mark.parametrize("context, crash", first(crossed(CONTEXTS, ["segfault", "abort"])))
 def test_a_crash_says_where_in_python_it_was(crash, context, capfd):
     envs = vector_env(3, 2, context, step=["tell", crash])
     with pytest.raises(WorkerCrashError) as raised:
@@ -214,6 +219,7 @@ def test_a_crash_says_where_in_python_it_was(crash, context, capfd):
     assert err.count("env 2 in step 1\n") == err.count(f"{fatal}\n") == 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "step, fatal, where",
     [
@@ -234,6 +240,7 @@ def test_a_crash_beside_other_threads_or_in_one_of_c(step, fatal, where):
         assert where in functions[:2] and functions[-2:] == ["do", "step"]
 
 
+@pytest.mark.deep
 def test_a_crash_is_known_although_the_env_has_another_stderr(capfd):
     envs = vector_env(1, 1, step=["tell", "redirect_stderr", "segfault"])
     with pytest.raises(WorkerCrashError) as raised:
@@ -243,6 +250,7 @@ def test_a_crash_is_known_although_the_env_has_another_stderr(capfd):
     assert said.endswith("in step") and "Segmentation fault" in capfd.readouterr().err
 
 
+@pytest.mark.deep
 def test_what_is_printed_of_a_crash_ends_at_the_frames_of_the_env(capfd):
     envs = vector_env(2, 1, step=["segfault"])
     with pytest.raises(WorkerCrashError):
@@ -255,6 +263,7 @@ def test_what_is_printed_of_a_crash_ends_at_the_frames_of_the_env(capfd):
     assert not any("Extension modules" in line for line in printed)
 
 
+@pytest.mark.deep
 def test_the_user_disables_faulthandler(monkeypatch, capfd):
     monkeypatch.setenv("PYTHONFAULTHANDLER", "0")
     import faulthandler
@@ -273,6 +282,7 @@ def test_the_user_disables_faulthandler(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.deep
 @BY_FORK
 def test_whichever_process_writes_it(context, capfd):
     ways = ["tell_by_python", "tell_by_c", "tell_by_a_program", "half_a_line", "kill"]
@@ -284,6 +294,7 @@ def test_whichever_process_writes_it(context, capfd):
     assert capfd.readouterr().err == expected
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_while_envs_are_built(context, capfd):
     with pytest.raises(WorkerCrashError) as raised:
@@ -293,6 +304,7 @@ def test_while_envs_are_built(context, capfd):
     assert capfd.readouterr().err == "env 0 in step 0\n"
 
 
+@pytest.mark.deep
 def test_many_at_once(capfd):
     """Nothing is lost of what 64 workers write at last, and each has its own last lines."""
     envs = vector_env(64, 64, step=["much", "tell", "kill"], faults=FaultPolicy(on_crash="restart"))
@@ -308,6 +320,7 @@ def test_many_at_once(capfd):
     assert lines == {**dict.fromkeys(each, 1), **dict.fromkeys(all_alike, 64)}
 
 
+@pytest.mark.deep
 @BY_FORK
 def test_a_line_that_many_workers_write_is_printed_once_and_counted(context, capfd):
     vector_env(8, 8, context, make=["alike", "tell"]).close()
@@ -319,18 +332,21 @@ def test_a_line_that_many_workers_write_is_printed_once_and_counted(context, cap
     }
 
 
+@pytest.mark.deep
 def test_an_empty_line_behind_one_that_is_only_counted_is_left_out(capfd):
     vector_env(8, 8, make=["alike_with_an_empty_line"]).close()
     lines = capfd.readouterr().err.splitlines()
     assert lines[:2] == ["a warning", ""] and lines.count("") == lines.count("a warning")
 
 
+@pytest.mark.deep
 def test_a_line_that_one_worker_writes_often_is_left_as_it_is(capfd):
     envs = vector_env(4, 1, make=["alike"] * 10)
     envs.close()
     assert capfd.readouterr().err == "a warning\n" * 40
 
 
+@pytest.mark.deep
 def test_all_has_arrived_when_close_returns(capfd):
     for context in CONTEXTS:
         vector_env(4, 2, context, close=["much", "words"]).close()
@@ -338,6 +354,7 @@ def test_all_has_arrived_when_close_returns(capfd):
         assert len(out.splitlines()) == 4 and len(unfolded(err)) == 4000
 
 
+@pytest.mark.deep
 def test_records_of_faults(caplog):
     policy = FaultPolicy(on_crash="restart", max_restarts=2)
     envs = vector_env(4, 2, step=["tell", "kill"], faults=policy)
@@ -356,6 +373,7 @@ def test_records_of_faults(caplog):
     assert str(raised.value).endswith("    env 2 in step 1")
 
 
+@pytest.mark.deep
 def test_an_env_that_takes_too_long():
     policy = FaultPolicy(on_timeout="restart", step_timeout=0.3, max_restarts=1, backoff_s=0)
     envs = vector_env(1, 1, step=["tell", "hang"], faults=policy)
@@ -370,6 +388,7 @@ def test_an_env_that_takes_too_long():
     assert "The last lines of its worker on stderr:\n    env 0 in step 1" in str(late)
 
 
+@pytest.mark.deep
 def test_ordinary_errors_are_not_printed_twice(capfd):
     envs = vector_env(2, 1, step=["tell", "fail"], faults=FaultPolicy(on_error="restart"))
     infos = envs.step([1, 0])[-1]
@@ -385,6 +404,7 @@ def test_ordinary_errors_are_not_printed_twice(capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("what, context", crossed(["close_stderr", "redirect_stderr"], CONTEXTS))
 def test_an_env_that_has_other_plans_with_its_stderr(context, what, capfd):
     envs = vector_env(1, 1, context, step=["tell", what])
@@ -398,6 +418,7 @@ def test_an_env_that_has_other_plans_with_its_stderr(context, what, capfd):
     assert raised.value.stderr == ("env 0 in step 1",)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "context, stand_in",
     [
@@ -445,6 +466,7 @@ STREAMS = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context, streams", crossed(CONTEXTS, STREAMS))
 def test_a_program_whose_streams_take_nothing(streams, context):
     """What workers print is remembered, and printing does not wait."""
@@ -468,6 +490,7 @@ def test_a_program_whose_streams_take_nothing(streams, context):
     )
 
 
+@pytest.mark.deep
 def test_a_stderr_that_nobody_reads():
     """It is not waited for, and nothing is lost."""
     out = succeeds(
@@ -515,6 +538,7 @@ def test_a_stderr_that_nobody_reads():
     assert "all is well" in out
 
 
+@pytest.mark.deep
 def test_no_worker_waits_while_the_program_holds_the_gil(tmp_path):
     succeeds(
         START,
@@ -556,6 +580,7 @@ class Saying(Printing):
         return super().step(0)
 
 
+@pytest.mark.deep
 def test_the_first_of_many_lines_is_printed_at_once_and_the_count_soon(leads_to):
     """Without another line or a close, and no line is taken for another's end."""
     shown, shows = os.pipe()
@@ -585,6 +610,7 @@ def test_the_first_of_many_lines_is_printed_at_once_and_the_count_soon(leads_to)
     os.close(shown)
 
 
+@pytest.mark.deep
 @BY_FORK
 def test_what_outlives_its_worker_goes_on_writing(context, tmp_path, capfd):
     enough = str(tmp_path / "enough")
@@ -616,6 +642,7 @@ def settled(expected, known):
     return found
 
 
+@pytest.mark.deep
 def test_few_descriptors_and_one_thread():
     known = {*os.listdir("/proc/self/task")}
     before = descriptors_and_threads(known)
@@ -633,6 +660,7 @@ def test_few_descriptors_and_one_thread():
     assert settled(before, known) == before
 
 
+@pytest.mark.deep
 def test_the_parent_forks_without_another_thread():
     succeeds(
         """
@@ -665,6 +693,7 @@ def test_the_parent_forks_without_another_thread():
     )
 
 
+@pytest.mark.deep
 def test_excerpt():
     assert excerpt(b"") == ""
     assert excerpt(b"one\ntwo\n\n") == "one\ntwo"
@@ -710,6 +739,7 @@ def test_excerpt():
     ]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("moment", ["is made", "is started"])
 def test_who_is_interrupted_as_the_copying_begins_does_not_end_it_for_others(moment):
     succeeds(f"""

@@ -6,11 +6,12 @@ from functools import partial
 import numpy as np
 import pytest
 from echoing import Moments
-from tables import deep
 from test_partial import stories
 from test_pipeline import Chooser
 
 from shmvec import Pipeline, ShmVectorEnv
+
+pytestmark = pytest.mark.deep
 
 
 def interrupted(call):
@@ -20,7 +21,7 @@ def interrupted(call):
         assert "NumPy cannot read" in str(error) or "cannot be read" in str(error)
 
 
-@pytest.mark.parametrize("groups, stride", [(1, 35), (2, 35), *deep((1, 7), (2, 7))])
+@pytest.mark.parametrize("groups, stride", [(1, 35), (2, 35), (1, 7), (2, 7)])
 def test_it_is_broken_off_at_any_moment(groups, stride):
     envs = ShmVectorEnv(stories(4), num_workers=1)
     with closing(envs):

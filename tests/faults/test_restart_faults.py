@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from stepping import DEADLINE_S, STEPS, faulty, in_order, kill
-from tables import crossed, deep
+from tables import crossed, deep, first
 
 import shmvec
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, WorkerCrashError
@@ -76,6 +76,7 @@ def reset_one_by_one(envs, **arguments):
 RESETS = [reset_all, reset_some, reset_one_by_one]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("reset, options", crossed(RESETS, [{}, {"level": 5}]))
 def test_a_reset_without_a_seed_that_was_lost_gets_one_of_its_own(reset, options, tmp_path):
     fns = [lambda: DiesOnce(tmp_path / "died", at=3), Leveled, Leveled]
@@ -94,7 +95,7 @@ def test_a_reset_without_a_seed_that_was_lost_gets_one_of_its_own(reset, options
         envs.close()
 
 
-@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("reset", first(RESETS))
 def test_a_reset_with_a_seed_that_was_lost_is_repeated_with_it(reset, tmp_path):
     fns = [lambda: DiesOnce(tmp_path / "died", at=3), Leveled, Leveled]
     envs = ShmVectorEnv(fns, num_workers=2, faults=RESTART)
@@ -120,6 +121,7 @@ class RaisesThen(DiesOnce):
         return super().reset(seed=seed, options=options)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("lost", ["reset", "step"])
 def test_what_a_repeated_reset_raises_is_raised(lost, tmp_path):
     fns = [lambda: RaisesThen(tmp_path / "died", at=2, length=1), Leveled, Leveled]
@@ -139,7 +141,7 @@ def test_what_a_repeated_reset_raises_is_raised(lost, tmp_path):
 # ---- autoresets --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step, died", crossed(STEPS, ["before", "in it"]))
+@pytest.mark.parametrize("step, died", first(crossed(STEPS, ["before", "in it"])))
 def test_an_autoreset_that_was_lost_is_repeated(step, died, tmp_path):
     """There is no episode of length 0: it is reported, and the env goes on."""
     fns = [
@@ -172,6 +174,7 @@ def test_an_autoreset_that_was_lost_is_repeated(step, died, tmp_path):
         envs.close()
 
 
+@pytest.mark.deep
 def test_an_autoreset_in_a_rollout_that_was_lost_is_repeated(tmp_path):
     fns = [lambda: DiesOnce(tmp_path / "died", at=2, length=3), lambda: Leveled(99)]
     envs = ShmVectorEnv(fns, num_workers=2, faults=RESTART)
@@ -193,6 +196,7 @@ def test_an_autoreset_in_a_rollout_that_was_lost_is_repeated(tmp_path):
 # ---- reported ----------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("reset, lost", crossed(RESETS, ["by restart()", "in a call"]))
 def test_a_reset_tells_of_the_restart_that_it_makes_good(reset, lost):
     envs = ShmVectorEnv([Leveled] * 3, num_workers=2, faults=RESTART)
@@ -228,6 +232,7 @@ class Listening(Counter):
         return super().step(len(action))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "size, lengths", crossed([3, 100_000], [(3, 99), (99, 3), (3, 99, 3), (99, 3, 99)])
 )
@@ -335,6 +340,7 @@ def evaluate_with_hard_limit(envs, folder):
     shmvec.evaluate(envs, lambda seen, env_ids: [2] * len(env_ids), 9, hard_time_limit=0.3)
 
 
+@pytest.mark.deep
 @pytest.mark.xfail(
     strict=True,
     reason="The wait for a replacement has no end of its own. It will end with the limit of the "

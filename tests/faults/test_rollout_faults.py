@@ -69,6 +69,7 @@ def test_after_a_rollout_in_whose_beginning_a_worker_died():
         envs.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("length", [2**23, 2**24])
 def test_a_rollout_of_more_steps_than_can_be_numbered(length):
     """It is refused: nothing lands in the rollout that is held."""
@@ -88,6 +89,7 @@ def test_a_rollout_of_more_steps_than_can_be_numbered(length):
         envs.close()
 
 
+@pytest.mark.deep
 def test_descriptors_that_run_out_as_a_rollout_begins():
     """However many are left: it is an OSError or works, and what follows is right."""
     out = succeeds("""

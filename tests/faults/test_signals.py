@@ -2,7 +2,7 @@
 
 import pytest
 from scripts import succeeds
-from tables import deep
+from tables import deep, first
 
 # What follows an interrupted call, and what it must show. `n` is another number each time.
 RECV = """
@@ -160,6 +160,7 @@ START = """
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("what", CALLS)
 def test_after_400_signals_at_random_moments_each_next_call_returns_its_own_results(what):
     body = """
@@ -173,7 +174,7 @@ def test_after_400_signals_at_random_moments_each_next_call_returns_its_own_resu
     succeeds(START, CALLS[what], body)
 
 
-@pytest.mark.parametrize("what", CALLS)
+@pytest.mark.parametrize("what", first(CALLS))
 @pytest.mark.parametrize("stride", [3, *deep(1)])
 def test_after_an_exception_at_each_moment_the_next_call_returns_its_own_results(stride, what):
     body = f"""
@@ -188,6 +189,7 @@ def test_after_an_exception_at_each_moment_the_next_call_returns_its_own_results
     succeeds(START, CALLS[what], body)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "call", ["envs.set_attr('mark', n)", "envs.reset(seed=n)", "envs.call('echo', n)"]
 )
@@ -205,6 +207,7 @@ def test_close_comes_to_its_end_after_an_exception_at_any_moment(call):
     succeeds(START, body)
 
 
+@pytest.mark.deep
 def test_after_an_exception_at_any_moment_of_a_fork_ctrl_c_interrupts():
     """While a worker is forked, Ctrl-C has another handler."""
     body = """
@@ -224,6 +227,7 @@ def test_after_an_exception_at_any_moment_of_a_fork_ctrl_c_interrupts():
     succeeds(START, body)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("size", [100_000, 2_000_000], ids=["within", "above the socket's buffer"])
 def test_ctrl_c_while_a_late_message_is_awaited(size):
     """It comes whenever the worker pickles what it is about to send."""
@@ -280,6 +284,7 @@ def test_ctrl_c_while_a_late_message_is_awaited(size):
     """)
 
 
+@pytest.mark.deep
 def test_ctrl_c_of_another_thread_at_any_moment():
     succeeds("""
         import os, random, signal, threading

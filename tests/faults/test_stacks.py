@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hanging import Hanging
 from processes import gone
+from tables import deep
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv
 from shmvec.__main__ import main
@@ -79,10 +80,7 @@ def gate(tmp_path):
     "context, how",
     [
         ("fork", "in_python"),
-        ("fork", "in_c"),
-        ("fork", "asleep"),
-        ("spawn", "in_c"),
-        ("forkserver", "asleep"),
+        *deep(("fork", "in_c"), ("fork", "asleep"), ("spawn", "in_c"), ("forkserver", "asleep")),
     ],
 )
 def test_a_time_limit_says_where_the_env_is(context, how, gate):
@@ -102,6 +100,7 @@ def test_a_time_limit_says_where_the_env_is(context, how, gate):
         assert "in hang" in stack_of(envs.processes[1].pid)  # again: it is still there
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_replaced_says_where_it_was(gate, caplog):
     policy = FaultPolicy(on_timeout="restart", step_timeout=LIMIT, backoff_s=0)
     with vector_env(gate, how="asleep", faults=policy) as envs:
@@ -112,6 +111,7 @@ def test_a_worker_that_is_replaced_says_where_it_was(gate, caplog):
         assert "in asleep" in caplog.text
 
 
+@pytest.mark.deep
 def test_one_that_is_interrupted_says_where_it_was(gate, caplog):
     policy = FaultPolicy(on_timeout="reset", step_timeout=LIMIT)
     with vector_env(gate, how="asleep", faults=policy) as envs:
@@ -121,6 +121,7 @@ def test_one_that_is_interrupted_says_where_it_was(gate, caplog):
         assert "in asleep" in record.getMessage()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "how, why",
     [
@@ -161,6 +162,7 @@ def hanging(envs, where):
     return pid
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", ["starting_threads", "in_company"])
 def test_threads_of_the_env_do_not_matter(how, gate):
     """Some begin and end, or let no signal in, or are more than Python shows."""
@@ -172,6 +174,7 @@ def test_threads_of_the_env_do_not_matter(how, gate):
             assert not any(line.startswith("Thread ") for line in found), found
 
 
+@pytest.mark.deep
 def test_at_any_moment(gate, capfd):
     """At some Python 3.11's and 3.12's faulthandler crashes, or shows another stack."""
     with vector_env(gate, how="called_by_c") as envs:
@@ -187,6 +190,7 @@ def test_at_any_moment(gate, capfd):
         assert "in step" in capfd.readouterr().err  # faulthandler tells of it as ever
 
 
+@pytest.mark.deep
 def test_the_main_thread_is_asked_whichever_gets_the_signal(gate):
     with vector_env(gate, how="half_deaf") as envs:
         pid = hanging(envs, "in half_deaf")
@@ -195,6 +199,7 @@ def test_the_main_thread_is_asked_whichever_gets_the_signal(gate):
         assert read and all(" in step" in each for each in read), found
 
 
+@pytest.mark.deep
 def test_one_that_has_ended(gate):
     with vector_env(gate) as envs:
         pid = hanging(envs, "in in_python")
@@ -203,6 +208,7 @@ def test_one_that_has_ended(gate):
         assert stack_of(pid) == "(the process has ended)"
 
 
+@pytest.mark.deep
 def test_a_file_of_the_env_in_the_descriptors_place_is_left_alone(gate, tmp_path, monkeypatch):
     with vector_env(gate) as envs, open(tmp_path / "file", "w+") as file:
         file.write("what the env has written")
@@ -214,6 +220,7 @@ def test_a_file_of_the_env_in_the_descriptors_place_is_left_alone(gate, tmp_path
         assert file.read() == "what the env has written"
 
 
+@pytest.mark.deep
 def test_a_stranger_prints_them_all(gate):
     with (
         vector_env(gate, 4, how="in_python", num_workers=2) as one,
@@ -236,6 +243,7 @@ def test_a_stranger_prints_them_all(gate):
         assert done.stdout.count("in step\n") == 3
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(
     not shutil.which("unshare")
     or subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode != 0,
@@ -269,6 +277,7 @@ envs.step_wait()
             process.kill()
 
 
+@pytest.mark.deep
 def test_one_worker_of_two(gate, capsys):
     with vector_env(gate, 2, num_workers=2) as envs:
         envs.reset(seed=0)
@@ -280,12 +289,14 @@ def test_one_worker_of_two(gate, capsys):
         assert capsys.readouterr().out == out
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("pid, said", [(2**22 + 1, "There is no process"), (None, "has none")])
 def test_processes_that_have_no_workers(pid, said, capsys):
     assert main(["stacks", str(pid or os.getpid())]) == 1
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.deep
 def test_faulthandler_is_left_alone_if_the_user_says_so(gate, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONFAULTHANDLER", "0")
     with vector_env(gate) as envs:
@@ -294,6 +305,7 @@ def test_faulthandler_is_left_alone_if_the_user_says_so(gate, monkeypatch, capsy
         assert "PYTHONFAULTHANDLER=0" in capsys.readouterr().err
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "answer, shown",
     [
@@ -316,6 +328,7 @@ def test_what_python_cannot_walk_through_is_asked_for_again(answer, shown, gate,
         assert stack_of(pid) == shown
 
 
+@pytest.mark.deep
 def test_an_object_that_is_about_to_be_made(gate):
     """Python 3.14 takes what has it made for a frame that it cannot show, as long as it is."""
     with vector_env(gate, how="in_making") as envs:
@@ -324,6 +337,7 @@ def test_an_object_that_is_about_to_be_made(gate):
         assert stack.endswith((" in step", "(what called this, Python does not show)")), stack
 
 
+@pytest.mark.deep
 def test_a_python_that_would_crash_is_not_asked(gate, monkeypatch):
     monkeypatch.setattr(stacks, "CRASHES", sys.version_info[:3])
     with vector_env(gate) as envs:
@@ -331,11 +345,13 @@ def test_a_python_that_would_crash_is_not_asked(gate, monkeypatch):
         assert "does not offer it" in stack_of(pid) and offer_of(pid) is None
 
 
+@pytest.mark.deep
 def test_what_a_worker_forks_is_no_worker(gate):
     with vector_env(gate) as envs:
         assert [offer.pid for offer in offers_of(os.getpid())] == [envs.processes[0].pid]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("asked", ["by signals", "by readers"])
 def test_a_healthy_worker_loses_nothing(asked):
     """Signals in the midst of each step, or readers that get in each other's way."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from envs import Counter
 from scripts import succeeds
-from tables import crossed, deep
+from tables import crossed, deep, first
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec._processes import supervisor
@@ -37,7 +37,7 @@ def refuses():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
-@pytest.mark.parametrize("make", [[dies, refuses], [refuses, dies]])
+@pytest.mark.parametrize("make", first([[dies, refuses], [refuses, dies]]))
 def test_one_dies_and_another_raises(make):
     with pytest.raises(WorkerCrashError, match="exit code 4") as caught:
         ShmVectorEnv(make, num_workers=2, context="fork")
@@ -45,6 +45,7 @@ def test_one_dies_and_another_raises(make):
     assert "ValueError: no such ROM" in caught.value.__notes__[0]
 
 
+@pytest.mark.deep
 def test_a_worker_that_may_open_no_more_files_says_so():
     """What its program sends it does not come whole."""
 
@@ -59,17 +60,20 @@ def test_a_worker_that_may_open_no_more_files_says_so():
         ShmVectorEnv([Counter] * 2, num_workers=2, context="fork", worker_init=limit)
 
 
+@pytest.mark.deep
 def test_all_that_die_are_named():
     with pytest.raises(WorkerCrashError, match=r"exit code 5.*exit code 6") as caught:
         ShmVectorEnv([Counter, partial(dies, 5), partial(dies, 6)], num_workers=3, context="fork")
     assert caught.value.workers == (1, 2)
 
 
+@pytest.mark.deep
 def test_a_death_is_reported_though_another_waits_for_ever():
     with pytest.raises(WorkerCrashError, match="worker 1"):
         ShmVectorEnv([threading.Event().wait, dies], num_workers=2, context="fork")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", METHODS)
 def test_ctrl_c_does_not_wait_for_envs_that_are_built(context, monkeypatch):
     """Others that are built already may close theirs."""
@@ -103,6 +107,7 @@ def meet(barrier, data):
     return Counter()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", METHODS)
 def test_all_build_at_once_however_much_they_are_sent(context):
     barrier = multiprocessing.get_context(context).Barrier(3)
@@ -156,6 +161,7 @@ def start(context):
     return ShmVectorEnv([Counter] * 2, num_workers=2, context=context)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", *deep("forkserver")])
 def test_broken_off_at_any_bytecode(context):
     """In a process of its own: a descriptor may be lost with the bytecode that opened it."""
@@ -201,6 +207,7 @@ def children(parents):
     return found
 
 
+@pytest.mark.deep
 def test_a_fork_that_is_interrupted_does_not_go_on_as_the_program():
     """In whichever call: the first ones are of hooks, after which Python goes on."""
     owner, ends = os.getpid(), []
@@ -252,17 +259,20 @@ ODDITIES = [
 ]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context, before", crossed(METHODS, ODDITIES))
 def test_odd_programs(context, before):
     succeeds(f"import os, sys; {before}\n", ODD.replace("CONTEXT", repr(context)))
 
 
+@pytest.mark.deep
 def test_no_encoding_is_left_to_the_locale(monkeypatch):
     monkeypatch.setenv("PYTHONWARNDEFAULTENCODING", "1")
     errors = "import warnings; warnings.filterwarnings('error', '', EncodingWarning, 'shmvec')\n"
     succeeds(errors, ODD.replace("CONTEXT", "'fork'"), fresh=True)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 @pytest.mark.parametrize("name", ["", None])
 def test_python_does_not_know_its_interpreter(context, name):
@@ -275,6 +285,7 @@ def test_python_does_not_know_its_interpreter(context, name):
         multiprocessing.set_executable(known)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "context, expected",
     [
@@ -302,6 +313,7 @@ def test_a_program_that_ignores_the_end_of_children(context, expected):
     )
 
 
+@pytest.mark.deep
 def test_threads_that_start_by_the_same_server():
     def run():
         try:
@@ -319,6 +331,7 @@ def test_threads_that_start_by_the_same_server():
     assert not errors
 
 
+@pytest.mark.deep
 def test_workers_have_the_limits_and_umask_that_the_program_has_now():
     """Also where a fork server is kept from before."""
     succeeds("""
@@ -349,6 +362,7 @@ def test_workers_have_the_limits_and_umask_that_the_program_has_now():
     """)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context, step", [("fork", 3), ("forkserver", 3), *deep(("fork", 1))])
 def test_too_many_open_files_are_called_so(context, step):
     """At each limit, whatever is opened last; and with a fork server from before."""

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 from envs import Counter
 from scripts import running, session_of, succeeds
-from tables import crossed, deep
+from tables import crossed, deep, first
 
 from shmvec import EnvTimeoutError, Replay, ShmVectorEnv
 
@@ -51,7 +51,7 @@ SERVED = """
 """
 
 
-@pytest.mark.parametrize("dies", ["before", "after"])
+@pytest.mark.parametrize("dies", ["before", *deep("after")])
 def test_a_death_beside_that_of_the_fork_server_is_mended(dies):
     """There are never two workers of the same envs."""
     succeeds(
@@ -81,6 +81,7 @@ def test_a_death_beside_that_of_the_fork_server_is_mended(dies):
     )
 
 
+@pytest.mark.deep
 def test_all_that_serves_the_program_dies():
     """It is not the end of one that lets SIGPIPE end it, as programs of the command line do."""
     succeeds(
@@ -99,6 +100,7 @@ def test_all_that_serves_the_program_dies():
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("then", ["close", "crash", "start", "restart"])
 def test_a_stopped_fork_server_goes_on_when_it_is_needed(then):
     succeeds(
@@ -130,7 +132,7 @@ def test_a_stopped_fork_server_goes_on_when_it_is_needed(then):
     )
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver", *deep("spawn")])
+@pytest.mark.parametrize("context", ["fork", *deep("forkserver", "spawn")])
 def test_a_signal_to_all_processes_of_a_program_is_the_programs_alone(context):
     """A job scheduler's "save your work", or Ctrl-C; an env's own handler is the env's."""
     with running(
@@ -181,6 +183,7 @@ def test_a_signal_to_all_processes_of_a_program_is_the_programs_alone(context):
 # ---- vector envs that are made at the same time -------------------------------------------------
 
 
+@pytest.mark.deep
 def test_vector_envs_that_two_threads_make_at_the_same_time():
     """A worker of one that dies is noticed while those of the other live."""
     succeeds("""
@@ -256,8 +259,10 @@ SUSPENDED = """
 """
 
 
-@pytest.mark.parametrize("how, first", crossed(["lockstep", "partial"], ["parent", "workers"]))
-def test_a_suspended_program_does_not_take_its_workers_for_hanging(how, first):
+@pytest.mark.parametrize(
+    "how, sooner", first(crossed(["lockstep", "partial"], ["parent", "workers"]))
+)
+def test_a_suspended_program_does_not_take_its_workers_for_hanging(how, sooner):
     """Ctrl-Z and fg, a scheduler's suspend: all of it has stood still for longer than the limit."""
     with running(
         SUSPENDED,
@@ -271,7 +276,7 @@ def test_a_suspended_program_does_not_take_its_workers_for_hanging(how, first):
     ) as script:
         assert script.stdout.readline() == "begun\n"
         pids = session_of(script.pid)
-        pids.sort(key=lambda pid: (pid == script.pid) == (first == "workers"))
+        pids.sort(key=lambda pid: (pid == script.pid) == (sooner == "workers"))
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(1.3)  # longer than the limit
@@ -281,6 +286,7 @@ def test_a_suspended_program_does_not_take_its_workers_for_hanging(how, first):
         assert (out, script.returncode) == ("1.0 1.0 True\n", 0), err
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "call",
     [
@@ -306,6 +312,7 @@ def test_a_stopped_worker_is_noticed_in_partial_batches_after_a_call(call):
         envs.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "ask",
     [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from processes import gone
 from scripts import succeeds
-from tables import crossed
+from tables import crossed, deep
 
 ENVS = """
 import gymnasium as gym, numpy as np, signal, time
@@ -26,6 +26,7 @@ class Stubborn(Echo):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("error", ["ENOSYS", "EMFILE"])
 def test_a_process_that_cannot_be_watched_over_is_not_left(error):
     succeeds(
@@ -66,6 +67,7 @@ def test_a_process_that_cannot_be_watched_over_is_not_left(error):
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "first, daemon", crossed(["import weakref", "weakref.finalize(A(), print)"], [True, False])
 )
@@ -88,6 +90,7 @@ def test_a_program_ends_with_an_open_vector_env_whatever_its_exit_hooks(first, d
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_process_of_multiprocessing_ends_with_an_open_vector_env(context):
     succeeds(
@@ -109,6 +112,7 @@ def test_a_process_of_multiprocessing_ends_with_an_open_vector_env(context):
     )
 
 
+@pytest.mark.deep
 def test_workers_do_not_inherit_the_programs_handler_of_sigterm():
     out = succeeds(
         ENVS,
@@ -124,6 +128,7 @@ def test_workers_do_not_inherit_the_programs_handler_of_sigterm():
     assert out == ""
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "last, workers", crossed(["close()", "close(terminate=True)", "step([0, 0])"], [2, 0])
 )
@@ -180,6 +185,7 @@ print("all is well")
 """
 
 
+@pytest.mark.deep
 def test_an_env_may_set_and_write_to_the_terminal():
     body = TERMINAL.format(folder=str(Path(__file__).parents[1]))
     pid, terminal = pty.fork()
@@ -256,6 +262,7 @@ def test_memory_beyond_the_cgroups_limit_is_an_error_with_the_numbers(limited):
     )
 
 
+@pytest.mark.deep
 def test_workers_without_proc_are_refused_and_envs_here_are_not(limited):
     code = """
 from echoing import Echo
@@ -277,6 +284,7 @@ ShmVectorEnv([Echo] * 2, num_workers=2)
 # ---- limits --------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_a_limit_of_processes_is_named():
     """It binds no administrator."""
     succeeds(
@@ -309,8 +317,8 @@ def become_nobody(envs):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
-@pytest.mark.parametrize("terminate", [False, True])
+@pytest.mark.parametrize("context", ["fork", *deep("forkserver", "spawn")])
+@pytest.mark.parametrize("terminate", [False, *deep(True)])
 def test_a_program_that_gives_up_root_closes_its_vector_env(context, terminate):
     succeeds(
         ENVS,
@@ -328,6 +336,7 @@ def test_a_program_that_gives_up_root_closes_its_vector_env(context, terminate):
     )
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_worker_that_may_not_be_killed_is_named_and_ends_with_its_program():
     printed = succeeds(

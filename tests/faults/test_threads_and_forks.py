@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 from envs import Counter
 from scripts import succeeds
-from tables import crossed
+from tables import crossed, first
 
 from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError
 
@@ -27,6 +27,7 @@ START = """
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context, daemon", crossed(CONTEXTS, [True, False]))
 def test_a_fork_of_the_program_may_end_as_it_likes(context, daemon):
     """Its exit runs all that is registered for the end of the program."""
@@ -57,6 +58,7 @@ def test_a_fork_of_the_program_may_end_as_it_likes(context, daemon):
     succeeds(START, body)
 
 
+@pytest.mark.deep
 def test_a_thread_that_has_made_it_may_end():
     body = """
         def make():
@@ -90,7 +92,7 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("what, on_crash", crossed(WAITS, ["raise", "restart"]))
+@pytest.mark.parametrize("what, on_crash", first(crossed(WAITS, ["raise", "restart"])))
 def test_closed_by_another_thread_while_one_waits(what, on_crash):
     made, waits, hanging, how = WAITS[what]
     body = f"""
@@ -158,6 +160,7 @@ def test_closed_by_another_thread_while_one_waits(what, on_crash):
     succeeds(START, body)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("what", ["envs.step([1] * 4)", "envs.rollout(8).step([1] * 4)"])
 def test_workers_forked_later_do_not_map_what_is_closed(what):
     body = f"""
@@ -209,6 +212,7 @@ INSIDE = """
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_in_a_pools_worker_which_is_daemonic(context):
     body = f"""
@@ -221,6 +225,7 @@ def test_in_a_pools_worker_which_is_daemonic(context):
     succeeds(START, INSIDE, body)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context, daemon", crossed(CONTEXTS, [True, False]))
 def test_a_vector_env_in_another_ones_worker(context, daemon):
     body = f"""
@@ -234,6 +239,7 @@ def test_a_vector_env_in_another_ones_worker(context, daemon):
     succeeds(START, INSIDE, body)
 
 
+@pytest.mark.deep
 def test_a_fork_in_the_middle_of_a_call_is_refused_and_names_the_process():
     succeeds("""
         import os, threading, time
@@ -272,6 +278,7 @@ def test_a_fork_in_the_middle_of_a_call_is_refused_and_names_the_process():
     """)
 
 
+@pytest.mark.deep
 def test_a_lock_that_another_thread_held_at_the_fork_is_named():
     lock, end = threading.Lock(), threading.Event()
 

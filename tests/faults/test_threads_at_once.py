@@ -6,6 +6,7 @@ On a free-threaded Python they do run at the same time: there for longer, by han
 
 import os
 
+import pytest
 from scripts import succeeds
 
 SECONDS = float(os.environ.get("SHMVEC_THREADS_SECONDS", "0.2"))
@@ -67,6 +68,7 @@ START = f"""
 """
 
 
+@pytest.mark.deep
 def test_guards_leases_and_processes():
     of_all_who_enter_one_is_inside = """
         inside, counts = [], [0, 0, 0]
@@ -140,6 +142,7 @@ def test_guards_leases_and_processes():
     )
 
 
+@pytest.mark.deep
 def test_one_vector_env():
     """What is served is all of one call; arrays live as long as somebody has them."""
     every_way_to_step = """
@@ -317,6 +320,7 @@ def test_one_vector_env():
     )
 
 
+@pytest.mark.deep
 def test_vector_envs_of_their_own():
     made_used_and_closed = """
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads

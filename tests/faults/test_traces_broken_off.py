@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from echoing import Echo, Moments
-from tables import deep
 from timelines import Timeline
 
 from shmvec import FaultPolicy, ShmVectorEnv
+
+pytestmark = pytest.mark.deep
 
 HANG = 7  # an action
 
@@ -37,7 +38,7 @@ def ctrl_c():
 
 # Between open() and `with` Python itself closes the file; which file, it says.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.parametrize("stride", [115, *deep(23)])
+@pytest.mark.parametrize("stride", [115, 23])
 def test_ctrl_c_at_any_moment(stride, tmp_path):
     def mapped():
         return Path(f"/proc/{envs.processes[0].pid}/maps").read_text().count("memfd:shmvec")
