@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 from envs import Counter
 from processes import dozing
-from tables import crossed
+from tables import crossed, first
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 
@@ -37,7 +37,8 @@ def close(envs):
 
 
 @pytest.mark.parametrize(
-    "policy, call", crossed(["adaptive", "spin", "park"], [step, reset, get_attr, close])
+    "policy, call",
+    first(crossed(["adaptive", "spin", "park"], [step, reset, get_attr, close])),
 )
 def test_every_kind_of_call_wakes_them(policy, call):
     with closing(ShmVectorEnv([Counter] * 3, num_workers=3, wait_policy=policy)) as envs:
@@ -46,12 +47,14 @@ def test_every_kind_of_call_wakes_them(policy, call):
         call(envs)
 
 
+@pytest.mark.deep
 def test_before_the_first_reset():
     with closing(ShmVectorEnv([Counter] * 2, num_workers=2)) as envs:
         dozing(envs)
         envs.reset()
 
 
+@pytest.mark.deep
 def test_the_death_of_one_that_dozes_is_noticed():
     envs = ShmVectorEnv([Counter] * 2, num_workers=2)
     envs.reset()

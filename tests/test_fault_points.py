@@ -7,7 +7,7 @@ from multiprocessing.connection import wait
 
 import numpy as np
 import pytest
-from tables import crossed, deep
+from tables import crossed, deep, first
 from test_fault_policy import DEADLINE, RAISE, RESET, RESTART, Frail, Replay, one, row_of
 
 from shmvec import ShmVectorEnv, WorkerCrashError
@@ -63,7 +63,7 @@ def watched(envs, mode):
 
 @pytest.mark.parametrize(
     "point, waiting, mode",
-    crossed(FAULT_POINTS, [True, False], [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]),
+    first(crossed(FAULT_POINTS, [True, False], [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])),
 )
 def test_restarted(point, waiting, mode):
     envs = mined(RESTART, mode)
@@ -86,7 +86,7 @@ def test_restarted(point, waiting, mode):
         envs.close()
 
 
-@pytest.mark.parametrize("point", FAULT_POINTS)
+@pytest.mark.parametrize("point", first(FAULT_POINTS))
 def test_restarted_in_partial_batches(point):
     envs = mined(RESTART, batch_size=2)
     try:
@@ -115,7 +115,7 @@ def test_restarted_in_partial_batches(point):
         envs.close()
 
 
-@pytest.mark.parametrize("point", FAULT_POINTS)
+@SOME_POINTS
 def test_raised(point):
     envs = mined(None)
     try:
@@ -129,6 +129,7 @@ def test_raised(point):
         envs.close()
 
 
+@pytest.mark.deep
 @SOME_POINTS
 def test_while_another_env_raises(point):
     """Both at once, under the policy that resets what raises."""
@@ -149,6 +150,7 @@ def test_while_another_env_raises(point):
         envs.close()
 
 
+@pytest.mark.deep
 @SOME_POINTS
 def test_more_workers_than_cores(point):
     """The last of a batch step stay awake, and none waits for one of them that is dead."""

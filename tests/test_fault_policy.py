@@ -19,7 +19,7 @@ import pytest
 from envs import Counter
 from equality import same
 from gymnasium.error import ClosedEnvironmentError
-from tables import crossed, deep
+from tables import crossed, deep, first
 
 import shmvec
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
@@ -188,7 +188,13 @@ def some_action(rng, faults, likely=0.04):
 
 @pytest.mark.parametrize(
     "mode, policy, workers, how",
-    crossed(MODES, POLICIES, [1, 2], ["step", "rollout", "mask", "messages"]),
+    crossed(
+        MODES,
+        POLICIES,
+        [1, 2],
+        ["step", "rollout", "mask", "messages"],
+        shown=[(AutoresetMode.NEXT_STEP, POLICIES[1], 2, "step")],
+    ),
 )
 def test_transitions_of_steps(mode, policy, workers, how):
     if how == "rollout" and mode is AutoresetMode.DISABLED:
@@ -235,7 +241,14 @@ def test_transitions_of_steps(mode, policy, workers, how):
 
 
 @pytest.mark.parametrize(
-    "mode, policy, workers, copy", crossed(MODES[:2], POLICIES, [1, 2], [True, False])
+    "mode, policy, workers, copy",
+    crossed(
+        MODES[:2],
+        POLICIES,
+        [1, 2],
+        [True, False],
+        shown=[(AutoresetMode.SAME_STEP, POLICIES[1], 2, False)],
+    ),
 )
 def test_transitions_of_partial_batches(mode, policy, workers, copy):
     policy, faults = policy
@@ -266,7 +279,7 @@ def test_transitions_of_partial_batches(mode, policy, workers, copy):
 
 
 @pytest.mark.parametrize(
-    "policy, action, mode", crossed([RESTART, RESET], [DEAF, SLEEP], MODES[:2])
+    "policy, action, mode", first(crossed([RESTART, RESET], [DEAF, SLEEP], MODES[:2]))
 )
 def test_an_env_that_hangs(policy, action, mode):
     envs = frail(3, num_workers=3, autoreset_mode=mode, faults=policy)
@@ -286,6 +299,7 @@ def test_an_env_that_hangs(policy, action, mode):
         envs.close()
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_stopped():
     envs = frail(2, num_workers=2, faults=RESTART)
     try:
@@ -298,6 +312,7 @@ def test_a_worker_that_is_stopped():
         envs.close()
 
 
+@pytest.mark.deep
 def test_a_worker_that_dies_between_steps():
     """What it had delivered stands; its next step is the truncation."""
     envs = frail(4, num_workers=2, faults=RESTART)
@@ -342,7 +357,7 @@ def _kill_first_worker():
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("at", ["reset", "first reset"])
+@pytest.mark.parametrize("at", ["reset", *deep("first reset")])
 def test_a_reset_that_fails_is_repeated_as_it_was(at, tmp_path):
     marker = tmp_path / "once"
 
@@ -415,6 +430,7 @@ def interrupted():
     raise KeyboardInterrupt
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(dies, monkeypatch):
     with frail(2, num_workers=2) as envs:
@@ -441,6 +457,7 @@ def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(dies, monkey
 OPENING = {"detach", "dup", "fork", "fork_exec", "open", "pidfd_open", "pipe", "socketpair"}
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # Python closes it
 @pytest.mark.parametrize("context", ["fork", *deep("forkserver")])
 def test_a_restart_loses_nothing_that_it_has_opened_when_it_is_interrupted(context):
@@ -474,6 +491,7 @@ def test_a_restart_loses_nothing_that_it_has_opened_when_it_is_interrupted(conte
         assert last > 0 and len({len(descriptors) for descriptors in before}) == 1, before
 
 
+@pytest.mark.deep
 def test_a_fork_made_while_a_worker_is_restarted_leaves_it_alone(monkeypatch):
     children = []
 
@@ -497,6 +515,7 @@ def test_a_fork_made_while_a_worker_is_restarted_leaves_it_alone(monkeypatch):
         assert envs.stats().faults.restarts == 1
 
 
+@pytest.mark.deep
 def test_recycled_after_so_many_steps():
     envs = frail(2, num_workers=1, recycle_after=5)
     try:
@@ -511,6 +530,7 @@ def test_recycled_after_so_many_steps():
         envs.close()
 
 
+@pytest.mark.deep
 def test_recycled_where_episodes_end_and_one_worker_after_the_other():
     with ShmVectorEnv([partial(Counter, 4)] * 2, num_workers=2, recycle_after=10) as envs:
         envs.reset(seed=0)
@@ -539,6 +559,7 @@ class Holding(Counter):
         os.unlink(self.path)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", ["restart", "recycle"])
 def test_envs_of_a_worker_that_is_well_are_closed_before_it_is_replaced(how, tmp_path):
     options = {"recycle_after": 2} if how == "recycle" else {}
@@ -564,7 +585,7 @@ def test_an_env_that_does_not_close_does_not_stop_a_restart(tmp_path):
         envs.close(terminate=True)
 
 
-@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("batch_size", [None, *deep(2)])
 def test_too_many_faults(batch_size):
     policy = FaultPolicy(on_crash="restart", on_error="reset", max_restarts=2, backoff_s=0.01)
     envs = frail(2, num_workers=1, faults=policy, batch_size=batch_size)
@@ -586,6 +607,7 @@ def test_too_many_faults(batch_size):
         envs.close()
 
 
+@pytest.mark.deep
 def test_an_env_that_cannot_be_built_again(tmp_path):
     marker = tmp_path / "built"
 
@@ -606,6 +628,7 @@ def test_an_env_that_cannot_be_built_again(tmp_path):
         envs.close()
 
 
+@pytest.mark.deep
 def test_the_default_raises():
     envs = frail(2, num_workers=2, step_timeout=0.3)
     try:
@@ -644,6 +667,7 @@ def test_what_is_logged(caplog):
     ]
 
 
+@pytest.mark.deep
 def test_workers_that_die_together_are_one_line(caplog):
     with caplog.at_level(logging.WARNING, "shmvec"):
         envs = frail(6, num_workers=3, faults=RESTART)
@@ -765,10 +789,12 @@ def test_cartpole_under_fire():
     print(f"{steps:,} steps checked, {faults} faults, {in_resets} of them reported in a reset")
 
 
+@pytest.mark.deep
 def test_exported():
     assert {"FaultPolicy", "TooManyFaultsError"} <= set(shmvec.__all__)
 
 
+@pytest.mark.deep
 def test_an_overridden_add_info_receives_faults():
     class Listing(ShmVectorEnv):
         def _add_info(self, vector_infos, env_info, env_num):
@@ -788,6 +814,7 @@ def test_an_overridden_add_info_receives_faults():
         envs.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("masked", [False, True])
 def test_an_env_that_raises_while_the_worker_of_another_one_dies(masked):
     """Recovering from the death takes the answer of the one that has raised: nothing is out."""

@@ -21,7 +21,7 @@ import pytest
 from envs import Counter, Failing
 from gymnasium.error import AlreadyPendingCallError
 from processes import dozing, gone, run_script
-from tables import crossed
+from tables import crossed, first
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 
@@ -39,6 +39,7 @@ class EndsIt:
         os._exit(3)
 
 
+@pytest.mark.deep
 def test_a_worker_that_ends_instead_of_saying_what_an_env_raised():
     make = [lambda: Failing("step", ValueError(EndsIt()), at=1)] * 2
     envs = ShmVectorEnv(make, num_workers=1, context="fork")
@@ -47,6 +48,7 @@ def test_a_worker_that_ends_instead_of_saying_what_an_env_raised():
         envs.step([0, 0])
 
 
+@pytest.mark.deep
 def test_close_ends_a_worker_that_hangs():
     class Hanging(Counter):
         def step(self, action):
@@ -60,6 +62,7 @@ def test_close_ends_a_worker_that_hangs():
     assert not any(process.is_alive() for process in processes)
 
 
+@pytest.mark.deep
 def test_a_worker_that_dies_as_its_envs_close_is_logged(caplog):
     class Dies(Counter):
         def close(self):
@@ -89,6 +92,7 @@ def test_close_kills_a_worker_that_ignores_sigterm():
     assert processes[0].exitcode in (-signal.SIGKILL, -signal.SIGTERM)
 
 
+@pytest.mark.deep
 def test_ctrl_c_interrupts_a_step_and_its_results_are_dropped():
     caller = os.getpid()
 
@@ -130,7 +134,7 @@ class Resting(Counter):
 
 @pytest.mark.parametrize(
     "call",
-    [lambda envs: envs.step([3, 3]), lambda envs: envs.call("rest")],
+    first([lambda envs: envs.step([3, 3]), lambda envs: envs.call("rest")]),
     ids=["a step", "a message"],
 )
 def test_ctrl_c_is_raised_while_no_env_answers(call, tmp_path):
@@ -178,6 +182,7 @@ CALLS = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("what, on_error", crossed(CALLS, ["reset", "restart"]))
 def test_ctrl_c_in_an_env_in_this_process_is_not_mended(what, on_error):
     policy = FaultPolicy(on_error=on_error, backoff_s=0)
@@ -204,6 +209,7 @@ class Interrupting(Failing):
 gate = multiprocessing.get_context("fork").Event()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("fault", [SystemExit(5), "kill"])
 def test_what_an_interrupted_step_raised_is_dropped_but_a_death_is_not(fault):
     gate.clear()
@@ -224,6 +230,7 @@ def test_what_an_interrupted_step_raised_is_dropped_but_a_death_is_not(fault):
         envs.close()
 
 
+@pytest.mark.deep
 def test_ctrl_c_ends_a_script_without_a_word_from_the_workers():
     parent = run_script("""
         from envs import Counter
@@ -247,6 +254,7 @@ def test_ctrl_c_ends_a_script_without_a_word_from_the_workers():
     assert gone(pids, deadline_s=DEADLINE_S)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_an_env_that_is_open_at_exit(context):
     parent = run_script(f"""
@@ -262,6 +270,7 @@ def test_an_env_that_is_open_at_exit(context):
     assert gone([int(pid) for pid in out.split()], deadline_s=DEADLINE_S)
 
 
+@pytest.mark.deep
 def test_a_vector_env_is_neither_pickled_nor_copied():
     envs = ShmVectorEnv([make_counter], num_workers=1)
     try:
@@ -296,6 +305,7 @@ def test_a_fork_of_the_parent_cannot_use_it():
         envs.close()
 
 
+@pytest.mark.deep
 def test_two_threads():
     class Waits(Counter):
         def step(self, action):
@@ -332,6 +342,7 @@ def finishes(seconds=DEADLINE_S):
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.mark.deep
 def test_ctrl_c_as_those_who_doze_are_roused(monkeypatch):
     """The bell has rung, and an env that was replaced is to be answered for."""
     policy = FaultPolicy(on_crash="restart", backoff_s=0)
@@ -364,6 +375,7 @@ class Interrupts:
         return int, ()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("what", ["reset", "set_attr"])
 def test_ctrl_c_before_a_message_is_sent(what):
     envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
@@ -394,6 +406,7 @@ class Bulky(gym.Env):
         return np.zeros(1), float(len(action)), False, False, {"bulk": "x" * 20_000_000}
 
 
+@pytest.mark.deep
 def test_both_pipes_are_full():
     """The worker sends what the parent does not read yet, because it sends what the worker ..."""
     envs = ShmVectorEnv([Bulky] * 2, num_workers=1, batch_size=1)

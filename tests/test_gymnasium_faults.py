@@ -20,12 +20,12 @@ import pytest
 from envs import Counter, Failing, Scripted, TwoArguments, Unpicklable
 from equality import same
 from gymnasium.vector import SyncVectorEnv
-from tables import crossed
+from tables import crossed, deep
 
 from shmvec import RemoteTraceback, ShmVectorEnv
 
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
-SHARED = pytest.mark.parametrize("shared_memory", [True, False])
+WORKERS = pytest.mark.parametrize("num_workers", [2, *deep(0)])
+SHARED = pytest.mark.parametrize("shared_memory", [True, *deep(False)])
 
 
 @WORKERS
@@ -48,6 +48,7 @@ def test_text_and_one_of_are_updated_in_shared_memory(num_workers, shared_memory
         assert len(seen) == 4
 
 
+@pytest.mark.deep
 @WORKERS
 @SHARED
 def test_a_reset_clears_the_autoreset_flag(num_workers, shared_memory):
@@ -70,6 +71,7 @@ class Frozen(Exception):
         raise AttributeError("frozen")
 
 
+@pytest.mark.deep
 @WORKERS
 def test_an_exception_that_cannot_be_pickled_does_not_hang(num_workers):
     class Holding(Exception):
@@ -93,6 +95,7 @@ def test_an_exception_that_cannot_be_pickled_does_not_hang(num_workers):
             envs.step([0, 0, 0])
 
 
+@pytest.mark.deep
 @WORKERS
 def test_a_percent_sign_in_a_traceback(num_workers):
     make = [lambda: Failing("step", ValueError("100 % of %d and %s"), at=2)]
@@ -104,6 +107,7 @@ def test_a_percent_sign_in_a_traceback(num_workers):
         envs.step([0])  # the state does not stick
 
 
+@pytest.mark.deep
 @WORKERS
 def test_an_exception_with_arguments_of_its_own(num_workers):
     make = [Counter, lambda: Failing("step", TwoArguments(7, "so"), at=1), Counter]
@@ -212,6 +216,7 @@ def test_every_exception_is_what_it_was(num_workers):
             assert isinstance(caught.value.__cause__, RemoteTraceback)
 
 
+@pytest.mark.deep
 @WORKERS
 @SHARED
 def test_too_few_actions_step_nobody(num_workers, shared_memory):
@@ -224,6 +229,7 @@ def test_too_few_actions_step_nobody(num_workers, shared_memory):
         assert envs.step([0, 0, 0])[0][:, 0].tolist() == [1, 1, 1]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_infos_that_gymnasium_cannot_gather_do_no_harm(num_workers):
     class Odd(Counter):
@@ -242,6 +248,7 @@ def test_infos_that_gymnasium_cannot_gather_do_no_harm(num_workers):
     envs.close()
 
 
+@pytest.mark.deep
 @WORKERS
 @SHARED
 def test_a_masked_first_reset(num_workers, shared_memory):
@@ -256,6 +263,7 @@ def test_a_masked_first_reset(num_workers, shared_memory):
         assert envs.get_attr("received") == ([], [{"other": 1}], [])
 
 
+@pytest.mark.deep
 @WORKERS
 @pytest.mark.parametrize("seed", [np.int64(3), [np.int32(3), 4, np.uint8(5)], np.array([3, 4, 5])])
 def test_seeds_of_any_integer_type(num_workers, seed):
@@ -266,6 +274,7 @@ def test_seeds_of_any_integer_type(num_workers, seed):
         assert envs.np_random_seed == (3, 4, 5)
 
 
+@pytest.mark.deep
 @WORKERS
 def test_an_env_fn_that_raises_in_its_worker(num_workers):
     def fails():
@@ -279,6 +288,7 @@ def test_an_env_fn_that_raises_in_its_worker(num_workers):
     assert "in fails" in str(caught.value.__cause__)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "num_workers, name", crossed([0, 2], ["reset", "step", "close", "_setattr", "_check_spaces"])
 )
@@ -292,6 +302,7 @@ def test_calling_what_is_no_method_to_call(num_workers, name):
         envs.step([0, 0])
 
 
+@pytest.mark.deep
 @WORKERS
 def test_a_missing_attribute_is_an_attribute_error(num_workers):
     envs = ShmVectorEnv([Counter] * 2, num_workers=num_workers)
@@ -301,6 +312,7 @@ def test_a_missing_attribute_is_an_attribute_error(num_workers):
         envs.reset()
 
 
+@pytest.mark.deep
 def test_processes_end_when_the_spaces_differ():
     before = set(multiprocessing.active_children())
     with pytest.raises(RuntimeError, match="env 1"):
@@ -308,6 +320,7 @@ def test_processes_end_when_the_spaces_differ():
     assert set(multiprocessing.active_children()) == before
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("logs", [True, False])
 def test_many_errors_are_logged_in_three_lines_or_none(logs):
     make = [Counter, *[lambda: Failing("step", ValueError("bad"), at=1)] * 7]
@@ -327,6 +340,7 @@ def test_many_errors_are_logged_in_three_lines_or_none(logs):
         assert caught.value.__notes__ == ["At the same time: envs 2 to 7: ValueError: bad"]
 
 
+@pytest.mark.deep
 def test_errors_are_logged_word_for_word_and_one_traceback_is_printed():
     """Gymnasium's tests look at the first argument of the warnings; a terminal shows their text."""
     make = [Counter, *[lambda i=i: Failing("step", ValueError(f"bad {i} %"), at=1) for i in (1, 2)]]

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
+from tables import deep
 
 import shmvec.exchange
 from shmvec import ShmVectorEnv
@@ -51,6 +52,7 @@ def test_make_vec_makes_ours():
     assert gym.vector.AsyncVectorEnv is ORIGINAL
 
 
+@pytest.mark.deep
 def test_modules_that_imported_the_name_before(monkeypatch):
     early = types.ModuleType("early")
     early.AsyncVectorEnv = ORIGINAL
@@ -67,6 +69,7 @@ def test_modules_that_imported_the_name_before(monkeypatch):
     assert gym.vector.async_vector_env.AsyncVectorEnv is ORIGINAL
 
 
+@pytest.mark.deep
 def test_a_module_that_is_loaded_lazily_is_left_alone(monkeypatch, tmp_path):
     (tmp_path / "lazy.py").write_text("raise ImportError('no GPU')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -81,6 +84,7 @@ def test_a_module_that_is_loaded_lazily_is_left_alone(monkeypatch, tmp_path):
         lazy.anything  # noqa: B018
 
 
+@pytest.mark.deep
 def test_installing_twice_and_nested():
     shmvec.install()
     with shmvec.install():
@@ -91,6 +95,7 @@ def test_installing_twice_and_nested():
     assert gym.vector.AsyncVectorEnv is ORIGINAL
 
 
+@pytest.mark.deep
 def test_an_error_in_the_block_uninstalls():
     with pytest.raises(KeyError):
         with shmvec.install():
@@ -103,6 +108,7 @@ def made(num_envs=3, **vector_kwargs):
     return closing(gym.make_vec("CartPole-v1", num_envs, "async", vector_kwargs=vector_kwargs))
 
 
+@pytest.mark.deep
 def test_options_for_those_that_are_not_given_any():
     policy = shmvec.FaultPolicy(on_crash="restart")
     options = {"num_workers": 2, "wait_policy": "park", "faults": policy, "batch_size": 1}
@@ -116,6 +122,7 @@ def test_options_for_those_that_are_not_given_any():
         assert (envs.wait_policy, envs.faults) == ("adaptive", shmvec.FaultPolicy())
 
 
+@pytest.mark.deep
 def test_a_default_number_of_workers_is_at_most_that_of_envs():
     with shmvec.install(num_workers=100), made(1) as one, made(3) as three:
         assert (one.num_workers, three.num_workers) == (1, 3)
@@ -140,6 +147,7 @@ class OnlyOne(gym.Env):
             raise RuntimeError("Cannot create multiple emulator instances per process")
 
 
+@pytest.mark.deep
 def test_a_process_for_each_env_by_a_large_number():
     with shmvec.install(num_workers=1), pytest.raises(RuntimeError, match="multiple emulator"):
         gym.vector.AsyncVectorEnv([OnlyOne] * 3)
@@ -148,6 +156,7 @@ def test_a_process_for_each_env_by_a_large_number():
             assert envs.num_workers == 3
 
 
+@pytest.mark.deep
 def test_options_add_up_and_end_with_their_block():
     with shmvec.install(num_workers=2):
         with shmvec.install(wait_policy="park"):
@@ -163,6 +172,7 @@ def test_options_add_up_and_end_with_their_block():
         assert envs.num_workers == min(3, usable_cores())
 
 
+@pytest.mark.deep
 def test_installations_that_do_not_end_in_order():
     first = shmvec.install(num_workers=1)
     second = shmvec.install(wait_policy="park")
@@ -174,6 +184,7 @@ def test_installations_that_do_not_end_in_order():
         assert (envs.num_workers, envs.wait_policy) == (min(3, cores), "adaptive")
 
 
+@pytest.mark.deep
 def test_the_page_that_says_so():
     page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
@@ -181,6 +192,7 @@ def test_the_page_that_says_so():
     assert done.stdout == "8\n", done.stderr
 
 
+@pytest.mark.deep
 def test_options_that_there_are_not():
     with pytest.raises(TypeError, match="no option 'env_fns', 'workers'"):
         shmvec.install(workers=3, env_fns=[])
@@ -243,6 +255,7 @@ def test_options_by_environment_variables(environment, given):
         )
 
 
+@pytest.mark.deep
 def test_what_a_program_gives_is_not_made_an_error_by_defaults(environment, given):
     environment(STEP_TIMEOUT="60", FAULTS="on_timeout=restart,reset_timeout=5", NUM_WORKERS="2")
     with made(num_workers=0) as envs:
@@ -255,6 +268,7 @@ def test_what_a_program_gives_is_not_made_an_error_by_defaults(environment, give
         assert envs.faults == shmvec.FaultPolicy(on_timeout="restart", step_timeout=2)
 
 
+@pytest.mark.deep
 def test_what_install_is_given_goes_before_the_environment(environment, given):
     environment(STEP_TIMEOUT="60", FAULTS="on_timeout=restart,reset_timeout=5", NUM_WORKERS="2")
     with shmvec.install(num_workers=1), made() as envs:
@@ -272,20 +286,22 @@ def test_what_install_is_given_goes_before_the_environment(environment, given):
     ("variable", "value", "why"),
     [
         ("NUM_WORKERS", "x", "invalid literal"),
-        ("NUM_WORKERS", "-1", "must not be negative"),
-        ("THREADS_PER_WORKER", "-1", "must not be negative"),
-        ("WAIT_POLICY", "fast", "must be one of 'adaptive'"),
-        ("CONTEXT", "forks", "cannot find context"),
-        ("PIN_WORKERS", "yes", "0 or 1"),
-        ("FAULTS", "on_crash=explode", "one of 'raise', 'restart'"),
         ("FAULTS", "on_cash=restart", "no option 'on_cash'\\. Did you mean 'on_crash'"),
-        ("FAULTS", "max_restarts=3x", "invalid literal"),
-        ("FAULTS", "max_restarts=-1", "must not be negative"),
-        ("FAULTS", "on_timeout=restart,step_timeout=-.5", "must be positive"),
-        ("STEP_TIMEOUT", "long", "could not convert"),
-        ("STEP_TIMEOUT", "-1", "must be positive"),
-        ("RESET_TIMEOUT", "nan", "must be positive"),
-        ("RECYCLE_AFTER", "0", "at least 1"),
+        *deep(
+            ("NUM_WORKERS", "-1", "must not be negative"),
+            ("THREADS_PER_WORKER", "-1", "must not be negative"),
+            ("WAIT_POLICY", "fast", "must be one of 'adaptive'"),
+            ("CONTEXT", "forks", "cannot find context"),
+            ("PIN_WORKERS", "yes", "0 or 1"),
+            ("FAULTS", "on_crash=explode", "one of 'raise', 'restart'"),
+            ("FAULTS", "max_restarts=3x", "invalid literal"),
+            ("FAULTS", "max_restarts=-1", "must not be negative"),
+            ("FAULTS", "on_timeout=restart,step_timeout=-.5", "must be positive"),
+            ("STEP_TIMEOUT", "long", "could not convert"),
+            ("STEP_TIMEOUT", "-1", "must be positive"),
+            ("RESET_TIMEOUT", "nan", "must be positive"),
+            ("RECYCLE_AFTER", "0", "at least 1"),
+        ),
     ],
 )
 def test_variables_that_make_no_sense(environment, variable, value, why):
@@ -295,6 +311,7 @@ def test_variables_that_make_no_sense(environment, variable, value, why):
         made()
 
 
+@pytest.mark.deep
 def test_how_workers_run_holds_for_all_that_stands_on_an_exchange(environment):
     environment(NUM_WORKERS="100", FAULTS="on_crash=restart", SHARED_MEMORY="0")
     exchange = shmvec.exchange.Exchange([lambda: gym.make("CartPole-v1")] * 2, num_workers=None)
@@ -303,6 +320,7 @@ def test_how_workers_run_holds_for_all_that_stands_on_an_exchange(environment):
         assert exchange.policy == shmvec.FaultPolicy()
 
 
+@pytest.mark.deep
 def test_the_original_still_works_while_installed():
     with shmvec.install():
         envs = ORIGINAL([lambda: gym.make("CartPole-v1")])
@@ -310,6 +328,7 @@ def test_the_original_still_works_while_installed():
         envs.close()
 
 
+@pytest.mark.deep
 def test_an_id_with_our_module_before_it():
     program = (
         "import gymnasium as gym\n"
@@ -322,6 +341,7 @@ def test_an_id_with_our_module_before_it():
     assert done.stdout == "ShmVectorEnv (2, 4)\n", done.stderr
 
 
+@pytest.mark.deep
 def test_a_package_for_programs_that_import_packages():
     """LeRobot's --env.discover_packages_path imports one, and the modules in its folders."""
     program = (
@@ -346,6 +366,7 @@ def fast_cartpole():
     del gym.registry["Fast/CartPole-v1"]
 
 
+@pytest.mark.deep
 def test_a_vector_entry_point(fast_cartpole):
     spec = EnvSpec.from_json(gym.spec(fast_cartpole).to_json())
     for made_of in (fast_cartpole, spec):
@@ -362,6 +383,7 @@ def test_a_vector_entry_point(fast_cartpole):
         assert envs.num_workers == 2
 
 
+@pytest.mark.deep
 def test_entry_points_of_no_env():
     import shmvec.entry
 

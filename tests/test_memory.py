@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from envs import Counter
+from tables import first
 
 from shmvec import ShmVectorEnv
 from shmvec._core import MappedMemory, Segment, reserve_pages, segment_bytes
@@ -44,7 +45,7 @@ def shm_of(monkeypatch):
     return pretend
 
 
-@pytest.mark.parametrize("reserve", WAYS)
+@pytest.mark.parametrize("reserve", first(WAYS))
 def test_shared_memory_has_no_name_and_is_private_to_the_user(reserve):
     before = names()
     descriptor = reserve(100_000)
@@ -58,6 +59,7 @@ def test_shared_memory_has_no_name_and_is_private_to_the_user(reserve):
     assert memory[0] == 0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "total, free, expected",
     [
@@ -75,6 +77,7 @@ def test_a_segment_leaves_half_of_dev_shm_to_others(total, free, expected, shm_o
     os.close(descriptor)
 
 
+@pytest.mark.deep
 def test_a_block_that_cannot_be_reserved_is_a_memfd(monkeypatch):
     def full(descriptor, nbytes):
         if "/dev/shm/" in os.readlink(f"/proc/self/fd/{descriptor}"):
@@ -87,6 +90,7 @@ def test_a_block_that_cannot_be_reserved_is_a_memfd(monkeypatch):
     os.close(descriptor)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("reserve", WAYS)
 def test_a_memfd_is_sealed(reserve, shm_of):
     shm_of(0, 0)
@@ -99,6 +103,7 @@ def test_a_memfd_is_sealed(reserve, shm_of):
     os.close(descriptor)
 
 
+@pytest.mark.deep
 def test_a_system_that_makes_no_memfd_gives_a_block_of_dev_shm(no_memfd):
     before = names()
     descriptor = reserve_memory(100_000)
@@ -107,6 +112,7 @@ def test_a_system_that_makes_no_memfd_gives_a_block_of_dev_shm(no_memfd):
     os.close(descriptor)
 
 
+@pytest.mark.deep
 def test_a_small_dev_shm_is_an_error_with_the_numbers(no_memfd, shm_of):
     shm_of(1234, 1234)
     for reserve in WAYS:
@@ -115,6 +121,7 @@ def test_a_small_dev_shm_is_an_error_with_the_numbers(no_memfd, shm_of):
         assert caught.value.errno == errno.ENOSPC
 
 
+@pytest.mark.deep
 def test_the_segment_is_a_block_of_shared_memory_that_no_process_keeps_open_but_one():
     before, mapped = names(), segments_mapped("self")
     with closing(ShmVectorEnv([Counter] * 2, num_workers=2, context="fork")) as envs:
@@ -146,6 +153,7 @@ def opened(pid):
     return found
 
 
+@pytest.mark.deep
 def test_no_file_in_dev_shm_is_removed():
     """Whatever its name, age and content: users keep checkpoints there."""
     theirs = [Path(f"/dev/shm/shmvec-{name}") for name in ("checkpoint.pt", "0123456789abcdef")]
@@ -161,6 +169,7 @@ def test_no_file_in_dev_shm_is_removed():
             path.unlink(missing_ok=True)
 
 
+@pytest.mark.deep
 def test_of_another_process_nothing_but_memory_is_opened_and_only_read(tmp_path):
     """It may have anything under any name, and this process may be root's."""
     os.mkfifo(tmp_path / "pipe")
@@ -188,6 +197,7 @@ def test_no_memory_is_an_error_with_the_numbers(monkeypatch):
     assert caught.value.errno == errno.ENOSPC
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("reserve", WAYS)
 def test_memory_that_is_taken_meanwhile_is_an_error_with_the_numbers(reserve, monkeypatch):
     def full(descriptor, nbytes):
@@ -199,6 +209,7 @@ def test_memory_that_is_taken_meanwhile_is_an_error_with_the_numbers(reserve, mo
     assert caught.value.errno == errno.ENOSPC
 
 
+@pytest.mark.deep
 def test_descriptors_that_run_out_are_no_lack_of_memory(monkeypatch):
     def none_left(name, flags):
         raise OSError(errno.EMFILE, "Too many open files")
@@ -208,6 +219,7 @@ def test_descriptors_that_run_out_are_no_lack_of_memory(monkeypatch):
         reserve_memory(5000)
 
 
+@pytest.mark.deep
 def test_a_mapping_needs_no_descriptor_and_goes_with_its_last_view():
     descriptor = reserve_memory(100_000)
     with pytest.raises(OSError, match="Invalid argument"):
@@ -245,6 +257,7 @@ def cgroups(tmp_path):
     return Cgroups()
 
 
+@pytest.mark.deep
 def test_a_container_sees_its_own_limit_as_the_root(cgroups):
     assert cgroups.free() > 10_000
     cgroups.limit(".", most=10_000, used=4_000)
@@ -255,6 +268,7 @@ def test_a_container_sees_its_own_limit_as_the_root(cgroups):
     assert cgroups.free() > 10_000
 
 
+@pytest.mark.deep
 def test_the_tightest_limit_around_a_process_counts(cgroups):
     cgroups.member("0::/user/job")
     cgroups.limit("user/job", most=9_000, used=1_000)
@@ -264,6 +278,7 @@ def test_the_tightest_limit_around_a_process_counts(cgroups):
     assert cgroups.free() == 7_000
 
 
+@pytest.mark.deep
 def test_version_1_has_limits_of_its_own(cgroups):
     cgroups.member("4:cpu,memory:/job", "1:name=systemd:/another", "0::/")
     cgroups.limit("memory", most=2**63 - 4096, used=4_000)
@@ -273,6 +288,7 @@ def test_version_1_has_limits_of_its_own(cgroups):
     assert cgroups.free() == 3_000
 
 
+@pytest.mark.deep
 def test_a_path_that_is_another_one_inside_the_container_leaves_the_root(cgroups):
     cgroups.member("4:memory:/docker/0123", "0::/docker/0123")
     cgroups.limit("memory", most=10_000, used=4_000)
@@ -281,6 +297,7 @@ def test_a_path_that_is_another_one_inside_the_container_leaves_the_root(cgroups
     assert cgroups.free() == 5_000
 
 
+@pytest.mark.deep
 def test_cached_files_are_free(cgroups):
     """Data that was read fills a cgroup up to its limit, and goes when memory is asked for."""
     stat = "anon 3000\nshmem 500\ninactive_file 1500\nactive_file 4000\n"
@@ -291,12 +308,14 @@ def test_cached_files_are_free(cgroups):
     assert cgroups.free() == 1_350
 
 
+@pytest.mark.deep
 def test_reserve_reports_the_systems_error():
     with pytest.raises(OSError) as caught:
         reserve_pages(-1, 100)
     assert caught.value.errno == errno.EBADF
 
 
+@pytest.mark.deep
 def test_segment():
     sizes = (2, 5, 10, 5000, 64, 1000)
     memory = bytearray(segment_bytes(*sizes))

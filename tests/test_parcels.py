@@ -10,6 +10,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from envs import Counter
+from tables import deep
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec._memory.parcels import Depot, Parcel
@@ -103,7 +104,9 @@ RESULTS = {
 }
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize(
+    "name", ["within others", *deep(*[each for each in RESULTS if each != "within others"])]
+)
 def test_a_result_comes_as_it_was_packed(sides, name):
     worker, parent = sides
     parcel = worker.pack(RESULTS[name]())
@@ -120,6 +123,7 @@ def test_a_result_comes_as_it_was_packed(sides, name):
         assert result.flags.writeable is (name != "read only")
 
 
+@pytest.mark.deep
 def test_a_result_is_pickled_once_and_a_function_of_a_script_too(sides):
     pickled = []
 
@@ -134,6 +138,7 @@ def test_a_result_is_pickled_once_and_a_function_of_a_script_too(sides):
     assert collected(parent, worker.pack(lambda: 4))() == 4
 
 
+@pytest.mark.deep
 def test_what_cannot_be_pickled_takes_no_room(sides):
     worker, parent = sides
     for _ in range(200):
@@ -142,6 +147,7 @@ def test_what_cannot_be_pickled_takes_no_room(sides):
     assert not isinstance(worker.pack(bytes(LARGE)).pickled, bytes)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("why", ["not lent", "too large", "no memory"])
 def test_what_has_no_room_goes_with_the_message(sides, monkeypatch, why):
     worker, parent = sides
@@ -160,6 +166,7 @@ def test_what_has_no_room_goes_with_the_message(sides, monkeypatch, why):
     np.testing.assert_equal(collected(parent, parcel)["a"], array)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("span", [(0, 1 << 30), (-8, 8), (1 << 40, 8), (8, -16)])
 def test_no_more_is_read_than_there_is(sides, span):
     worker, parent = sides
@@ -169,6 +176,7 @@ def test_no_more_is_read_than_there_is(sides, span):
             parent.collect([parcel])
 
 
+@pytest.mark.deep
 def test_a_pickle_that_was_damaged_is_not_unpickled(sides):
     worker, parent = sides
     parcel = worker.pack(["x" * 50_000])
@@ -177,6 +185,7 @@ def test_a_pickle_that_was_damaged_is_not_unpickled(sides):
         parent.collect([parcel])
 
 
+@pytest.mark.deep
 def test_a_program_that_has_no_descriptor_left_gets_its_results_later():
     with closing(ShmVectorEnv(painters(2), num_workers=1)) as envs:
         before = _limit_descriptors(3)
@@ -188,12 +197,14 @@ def test_a_program_that_has_no_descriptor_left_gets_its_results_later():
         np.testing.assert_equal(envs.call("paint", 3), tuple(painted([3, 4])))
 
 
+@pytest.mark.deep
 def test_a_worker_that_has_no_descriptor_left_sends_its_results_with_the_message():
     with closing(ShmVectorEnv(painters(2), num_workers=1)) as envs:
         result = envs.call("paint_without_descriptors")
         np.testing.assert_equal(result, tuple(painted([0, 1])))
 
 
+@pytest.mark.deep
 def test_memory_that_takes_no_seals(monkeypatch):
     def none(*_):
         raise PermissionError
@@ -205,6 +216,7 @@ def test_memory_that_takes_no_seals(monkeypatch):
         assert "memfd:shmvec" in os.readlink(f"/proc/self/fd/{depot.descriptor}")
 
 
+@pytest.mark.deep
 def test_a_sandbox_without_memfd(monkeypatch):
     def none(*_):
         raise PermissionError
@@ -216,7 +228,7 @@ def test_a_sandbox_without_memfd(monkeypatch):
         np.testing.assert_equal(envs.call("paint", 5), tuple(painted([5, 6, 7, 8])))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("num_workers", [2, *deep(0, 1, 4)])
 def test_results_are_those_of_each_env_and_call(num_workers):
     with closing(ShmVectorEnv(painters(), num_workers=num_workers)) as envs:
         calls = [envs.call("paint", 10 * turn) for turn in range(5)]
@@ -226,11 +238,13 @@ def test_results_are_those_of_each_env_and_call(num_workers):
                 result[:] = 0  # it is the caller's
 
 
+@pytest.mark.deep
 def test_a_result_is_taken_as_it_was_returned():
     with closing(ShmVectorEnv(painters(), num_workers=2)) as envs:
         np.testing.assert_equal(envs.call("repaint", 3), tuple(painted([3, 4, 5, 6])))
 
 
+@pytest.mark.deep
 def test_large_results_do_not_go_through_the_channel(monkeypatch):
     lengths = []
     read = recovery.read_late
@@ -249,6 +263,7 @@ def test_large_results_do_not_go_through_the_channel(monkeypatch):
         np.testing.assert_equal(envs.call("paint", 0, nbytes), tuple(painted(range(4), nbytes)))
 
 
+@pytest.mark.deep
 def test_a_worker_that_takes_the_place_of_another_gets_its_depot():
     policy = FaultPolicy(on_crash="restart", backoff_s=0)
     with closing(ShmVectorEnv(painters(), num_workers=2, faults=policy)) as envs:
@@ -260,6 +275,7 @@ def test_a_worker_that_takes_the_place_of_another_gets_its_depot():
         np.testing.assert_equal(envs.call("paint", 7), tuple(painted(range(7, 11))))
 
 
+@pytest.mark.deep
 def test_failures_beside_large_results():
     asked = Exchange(painters(), num_workers=1)
     with closing(asked):
@@ -269,6 +285,7 @@ def test_failures_beside_large_results():
         np.testing.assert_equal(asked.call("paint_or_fail", envs=envs), painted(envs))
 
 
+@pytest.mark.deep
 def test_memory_of_results_that_nobody_has_is_used_again(sides):
     worker, parent = sides
 
@@ -298,6 +315,7 @@ def test_memory_of_results_that_nobody_has_is_used_again(sides):
     np.testing.assert_equal(kept, np.full(LARGE, 1, np.uint8))
 
 
+@pytest.mark.deep
 def test_no_more_memory_is_kept_than_two_calls_need(sides):
     worker, parent = sides
     result, everything = np.ones(LARGE), []

@@ -8,6 +8,7 @@ import gymnasium as gym
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import deep
 
 from shmvec import ShmVectorEnv
 from shmvec import _cores as scheduling
@@ -23,6 +24,7 @@ def test_split(num_envs, num_workers):
     assert len(ranges) == num_workers and max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.deep
 @given(st.integers(1, 200), st.integers(1, 50), st.integers(1, 20))
 def test_split_among_pinned_workers(num_envs, num_workers, cores):
     """Workers that share a core share its envs: no core has more than another, but for one env."""
@@ -38,6 +40,7 @@ def test_split_among_pinned_workers(num_envs, num_workers, cores):
     assert all(max(sharing) - min(sharing) <= 1 for sharing in by_core)
 
 
+@pytest.mark.deep
 def test_usable_cores_follow_the_affinity():
     allowed = os.sched_getaffinity(0)
     try:
@@ -47,6 +50,7 @@ def test_usable_cores_follow_the_affinity():
         os.sched_setaffinity(0, allowed)
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(usable_cores() < 2, reason="there is no core to take away")
 def test_a_vector_env_follows_changes_of_its_affinity():
     """One worker and a core to spare: it may pause. On one core none may."""
@@ -80,6 +84,7 @@ def test_a_vector_env_follows_changes_of_its_affinity():
         envs.close()
 
 
+@pytest.mark.deep
 def test_cores_of_the_workers_count():
     allowed = os.sched_getaffinity(0)
     envs = ShmVectorEnv([lambda: gym.make("CartPole-v1")], num_workers=1)
@@ -95,12 +100,14 @@ def test_cores_of_the_workers_count():
 @pytest.mark.parametrize(
     ("files", "quota"),
     [
-        ({"cpu.max": "max 100000"}, None),
         ({"cpu.max": "150000 100000"}, 1.5),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
-        ({"cpu.max": "nonsense"}, None),
-        ({}, None),
+        *deep(
+            ({"cpu.max": "max 100000"}, None),
+            ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+            ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+            ({"cpu.max": "nonsense"}, None),
+            ({}, None),
+        ),
     ],
 )
 def test_cgroup_quota(tmp_path, monkeypatch, files, quota):
@@ -114,6 +121,7 @@ def test_cgroup_quota(tmp_path, monkeypatch, files, quota):
         assert usable_cores() == 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("variable", "value", "expected"),
     [
@@ -134,6 +142,7 @@ def test_cores_that_others_leave_to_this_process(monkeypatch, variable, value, e
     assert usable_cores() == expected
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("bound_to", "expected"), [(2, 2), (4, 2), (8, 2), (1, 1)])
 def test_ranks_that_are_bound_are_not_given_a_share_of_their_share(monkeypatch, bound_to, expected):
     """Four ranks on eight cores: bound to two each, two to the same four, or not at all."""
@@ -144,6 +153,7 @@ def test_ranks_that_are_bound_are_not_given_a_share_of_their_share(monkeypatch, 
     assert usable_cores() == expected
 
 
+@pytest.mark.deep
 def test_a_quota_is_that_of_all_ranks(monkeypatch):
     monkeypatch.setattr(scheduling, "cgroup_quota", lambda: 6)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
@@ -151,6 +161,7 @@ def test_a_quota_is_that_of_all_ranks(monkeypatch):
     assert usable_cores() == 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("resources", "expected"),
     [({"CPU": 2.0, "GPU": 1.0}, 2), ({"CPU": 0.5}, 1), ({"CPU": 99.0}, 8), ({}, 8), (None, 8)],
@@ -178,6 +189,7 @@ def test_cores_of_an_actor_of_ray(monkeypatch, resources, expected):
     assert usable_cores() == expected
 
 
+@pytest.mark.deep
 def test_nobody_pauses_without_a_core_to_spare(monkeypatch):
     for cores in (1, 2, 16):
         monkeypatch.setattr(scheduling, "allowed_cores", lambda cores=cores: set(range(cores)))
@@ -189,12 +201,14 @@ def test_nobody_pauses_without_a_core_to_spare(monkeypatch):
             assert (budgets.worker[2] > 0) == (budgets.cores > 0) == (num_workers > cores)
 
 
+@pytest.mark.deep
 def test_no_homing_under_a_quota(monkeypatch):
     """Else all containers of a machine would wake their workers on its first cores."""
     monkeypatch.setattr(scheduling, "allowed_cores", lambda: set(range(64)))
     assert not wait_budgets(2, cores=2).homing
 
 
+@pytest.mark.deep
 def test_the_tightest_quota_around_a_process_counts(tmp_path):
     membership = tmp_path / "membership"
     membership.write_text("0::/user/job\n")
@@ -208,6 +222,7 @@ def test_the_tightest_quota_around_a_process_counts(tmp_path):
     assert scheduling.cgroup_quota(tmp_path, membership) is None
 
 
+@pytest.mark.deep
 def test_a_quota_of_version_1_counts_where_the_process_is(tmp_path):
     membership = tmp_path / "membership"
     membership.write_text("2:memory:/other\n1:cpu,cpuacct:/job\n0::/\n")

@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
-from tables import crossed
+from tables import crossed, deep, first
 
 from shmvec import ShmVectorEnv
 from shmvec._processes import fork_server
@@ -189,11 +189,14 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("place, context", crossed(PLACES, CONTEXTS))
+@pytest.mark.parametrize(
+    "place, context", crossed(PLACES, CONTEXTS, shown=[(without_a_main_guard, "spawn")])
+)
 def test_a_script_runs_once(place, context, tmp_path):
     assert place(script(context), tmp_path) == SAID
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_what_is_loaded_in_the_program_is_not_loaded_in_workers(context, tmp_path):
     (tmp_path / "heavy.py").write_text("import os; os.write(1, b'loaded\\n')")
@@ -201,6 +204,7 @@ def test_what_is_loaded_in_the_program_is_not_loaded_in_workers(context, tmp_pat
     assert said(tmp_path / "script.py") == "loaded\n" + SAID
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "option, context",
     crossed(["pycache_prefix=/tmp", "int_max_str_digits=700", "mine"], ["forkserver", "spawn"]),
@@ -224,6 +228,7 @@ def test_options_of_the_interpreter(option, context):
     assert said("-X", option, "-c", text) == ""
 
 
+@pytest.mark.deep
 def test_a_notebook(tmp_path):
     pytest.importorskip("ipykernel")
     pytest.importorskip("nbclient")
@@ -241,6 +246,7 @@ def test_a_notebook(tmp_path):
     assert said("-c", run, cwd=tmp_path) == ""
 
 
+@pytest.mark.deep
 def test_pytest_xdist(tmp_path):
     pytest.importorskip("xdist")
     (tmp_path / "test_it.py").write_text(
@@ -270,11 +276,13 @@ def test_pytest_xdist(tmp_path):
 PAGE = (Path(__file__).parents[1] / "docs" / "starting.md").read_text()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
 def test_the_page(code):
     said("-c", code)
 
 
+@pytest.mark.deep
 def test_an_actor_of_ray(tmp_path):
     pytest.importorskip("ray")
     code = """if True:
@@ -304,6 +312,7 @@ def test_an_actor_of_ray(tmp_path):
 # ---- what is given for context=, and Python's default ------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_context_object(method):
     context = multiprocessing.get_context(method)
@@ -314,7 +323,7 @@ def test_a_context_object(method):
 
 
 @pytest.mark.parametrize(
-    "context, error", [("thread", ValueError), (3, TypeError), (object(), TypeError)]
+    "context, error", first([("thread", ValueError), (3, TypeError), (object(), TypeError)])
 )
 def test_no_such_context(context, error):
     with pytest.raises(error, match="context"):
@@ -338,6 +347,7 @@ class Hook:
             os.abort()  # as clients of Ray's do, which are freed after a fork
 
 
+@pytest.mark.deep
 def test_a_fork_frees_nothing_that_exit_hooks_hold(tmp_path):
     class Env(Counter):
         def close(self):
@@ -353,6 +363,7 @@ def test_a_fork_frees_nothing_that_exit_hooks_hold(tmp_path):
     assert (tmp_path / "an env's hook").exists()
 
 
+@pytest.mark.deep
 def test_the_programs_own_start_method_is_not_fixed():
     body = """
         import multiprocessing
@@ -384,6 +395,7 @@ def registered():
     gym.registry.update(before)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_workers_know_what_the_parent_has_registered(context, registered):
     registered("space/Mine-v2", Registering, kwargs={"length": 3}, max_episode_steps=5)
@@ -399,6 +411,7 @@ def test_workers_know_what_the_parent_has_registered(context, registered):
         gym.registry["CartPole-v1"].max_episode_steps = 500
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_an_id_that_cannot_be_sent_is_named_when_it_is_needed(context, registered):
     unpicklable = threading.Lock()
@@ -410,6 +423,7 @@ def test_an_id_that_cannot_be_sent_is_named_when_it_is_needed(context, registere
         ShmVectorEnv([lambda: gym.make("Stuck-v0")], context=context)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_a_module_that_registers_again_replaces_nothing(context, tmp_path, monkeypatch, registered):
     """The parent has changed what the module registered; a worker imports it, and knows."""
@@ -446,7 +460,7 @@ class Asked(Counter):
         return environ_reader.found
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
 def test_variables_of_workers(context, monkeypatch, tmp_path):
     (tmp_path / "environ_reader.py").write_text("import os\nfound = os.environ.get('MINE')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -470,6 +484,7 @@ def test_variables_of_workers(context, monkeypatch, tmp_path):
         assert envs.call("variable", "MINE") == ("all",) * 3
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_variables_that_are_too_large_to_start_a_program_with(context, monkeypatch):
     large = "x" * 300_000
@@ -481,7 +496,7 @@ def test_variables_that_are_too_large_to_start_a_program_with(context, monkeypat
         assert envs.call("variable", "OTHER") == ("y",)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
 def test_a_function_that_is_called_first(context):
     def init(worker):
         os.environ["MINE"] = f"first {worker}"
@@ -497,6 +512,7 @@ def test_a_function_that_is_called_first(context):
     assert "MINE" not in os.environ
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_what_that_function_raises(context):
     def init(worker):
@@ -511,13 +527,15 @@ def test_what_that_function_raises(context):
     "options, error",
     [
         ({"worker_environ": {"MINE": 3}}, TypeError),
-        ({"worker_environ": ["MINE"]}, TypeError),
-        ({"worker_environ": lambda worker: None}, TypeError),
-        ({"worker_environ": {"MINE": "x"}, "num_workers": 0}, ValueError),
         ({"worker_init": 3}, TypeError),
-        ({"worker_init": print, "num_workers": 0}, ValueError),
         ({"preload": "no_such_module"}, ModuleNotFoundError),
-        ({"preload": ["numpy", 3]}, TypeError),
+        *deep(
+            ({"worker_environ": ["MINE"]}, TypeError),
+            ({"worker_environ": lambda worker: None}, TypeError),
+            ({"worker_environ": {"MINE": "x"}, "num_workers": 0}, ValueError),
+            ({"worker_init": print, "num_workers": 0}, ValueError),
+            ({"preload": ["numpy", 3]}, TypeError),
+        ),
     ],
 )
 def test_bad_options(options, error):
@@ -525,6 +543,7 @@ def test_bad_options(options, error):
         ShmVectorEnv([lambda: Counter(9)], **options)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_env_fns_that_hold_what_multiprocessing_shares(context):
     """Queues and locks travel only while a process is started."""
@@ -557,6 +576,7 @@ class Versioned(Counter):
         return __import__(module).version
 
 
+@pytest.mark.deep
 def test_preloaded_modules_are_imported_once(tmp_path, monkeypatch):
     (tmp_path / "slow_to_load.py").write_text("import os\nloaded_by = os.getpid()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -587,6 +607,7 @@ def test_preloaded_modules_are_imported_once(tmp_path, monkeypatch):
     del sys.modules["slow_to_load"]
 
 
+@pytest.mark.deep
 def test_a_module_that_is_edited_while_a_fork_server_imports(tmp_path, monkeypatch):
     (tmp_path / "edited.py").write_text("version = 1\n")
     (tmp_path / "edits.py").write_text(
@@ -602,6 +623,7 @@ def test_a_module_that_is_edited_while_a_fork_server_imports(tmp_path, monkeypat
         assert envs.call("version", "edited") == (2, 2)
 
 
+@pytest.mark.deep
 def test_a_module_that_is_another_one_since_the_path_has_changed(tmp_path, monkeypatch):
     for number in (1, 2):
         folder = tmp_path / str(number)
@@ -616,6 +638,7 @@ def test_a_module_that_is_another_one_since_the_path_has_changed(tmp_path, monke
                 assert envs.call("version", "of_a_folder") == (number, number)
 
 
+@pytest.mark.deep
 def test_a_fork_server_keeps_what_it_has_imported(tmp_path, monkeypatch):
     text = "import os\nfrom envs import Counter\nloaded_by = os.getpid()\n"
     text += "class Its(Counter):\n    def loaded_by(self): return loaded_by\n"
@@ -643,6 +666,7 @@ def test_a_fork_server_keeps_what_it_has_imported(tmp_path, monkeypatch):
     assert "its_module" not in sys.modules
 
 
+@pytest.mark.deep
 def test_a_module_that_starts_threads_is_left_to_the_workers(tmp_path, monkeypatch):
     (tmp_path / "starts_threads.py").write_text(
         "import os, threading\n"
@@ -663,6 +687,7 @@ def test_a_module_that_starts_threads_is_left_to_the_workers(tmp_path, monkeypat
         assert all(by != pid for by, pid in envs.call("loaded_by", "starts_none"))
 
 
+@pytest.mark.deep
 def test_streams_and_cores_are_the_parents_of_now(capfd):
     """And not those that it had when the fork server began."""
 
@@ -685,6 +710,7 @@ def test_streams_and_cores_are_the_parents_of_now(capfd):
         assert capfd.readouterr().out == "hear me\n"
 
 
+@pytest.mark.deep
 def test_results_equal_whatever_the_start_method():
     results = []
     for context in CONTEXTS:
@@ -697,6 +723,7 @@ def test_results_equal_whatever_the_start_method():
     assert all((each == results[0]).all() for each in results)
 
 
+@pytest.mark.deep
 def test_threads_that_start_vector_envs_at_once_share_a_fork_server(monkeypatch):
     monkeypatch.setenv("SHMVEC_TEST", "of its own")  # so no server that is kept fits
     began = fork_server.ForkServer.__init__

@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from envs import Counter
+from tables import deep, first
 
 from shmvec import ShmVectorEnv
 
@@ -38,7 +39,7 @@ class LoadsWhenMade(Loads):
         opencv()
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", *deep("spawn")])
 def test_variables_of_libraries_are_set_in_workers_only(context, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
@@ -50,6 +51,7 @@ def test_variables_of_libraries_are_set_in_workers_only(context, monkeypatch):
         assert dict(os.environ) == before
 
 
+@pytest.mark.deep
 def test_the_default_is_the_share_of_the_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = len(os.sched_getaffinity(0))
@@ -60,6 +62,7 @@ def test_the_default_is_the_share_of_the_cores(monkeypatch):
             assert 1 <= share <= max(1, cores // num_workers)
 
 
+@pytest.mark.deep
 def test_opting_out(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with closing(ShmVectorEnv([Loads] * 2, threads_per_worker=0)) as envs:
@@ -68,6 +71,7 @@ def test_opting_out(monkeypatch):
         assert envs.call("variable", "OMP_NUM_THREADS") == (None, None)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_opencv_is_limited_though_it_heeds_no_variable_once_loaded(context, monkeypatch):
     pytest.importorskip("cv2")
@@ -77,6 +81,7 @@ def test_opencv_is_limited_though_it_heeds_no_variable_once_loaded(context, monk
         assert envs.call("opencv_threads") == (1,)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_the_parents_variables_stay_as_they_are(context, monkeypatch):
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
@@ -86,6 +91,7 @@ def test_the_parents_variables_stay_as_they_are(context, monkeypatch):
         assert dict(os.environ) == before
 
 
+@pytest.mark.deep
 def test_pinning():
     cores = sorted(os.sched_getaffinity(0))
     with closing(ShmVectorEnv([Loads] * 3, num_workers=3, pin_workers=True)) as envs:
@@ -97,13 +103,16 @@ def test_pinning():
 
 @pytest.mark.parametrize(
     ("threads", "error", "message"),
-    [(-1, ValueError, "must not be negative, got -1"), ("2", TypeError, "int or None, got '2'")],
+    first(
+        [(-1, ValueError, "must not be negative, got -1"), ("2", TypeError, "int or None, got '2'")]
+    ),
 )
 def test_bad_numbers_of_threads(threads, error, message):
     with pytest.raises(error, match=message):
         ShmVectorEnv([Counter], threads_per_worker=threads)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "stub", [None, types.ModuleType("stub"), MagicMock()], ids=["None", "module", "mock"]
 )
@@ -131,6 +140,7 @@ class Searched(Counter):
         self.names = searches.names
 
 
+@pytest.mark.deep
 def test_forked_workers_do_not_search_for_what_is_not_installed(monkeypatch):
     if importlib.util.find_spec("threadpoolctl") is not None:
         pytest.skip("threadpoolctl is installed")

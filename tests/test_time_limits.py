@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import gymnasium as gym
 import numpy as np
 import pytest
+from tables import deep
 
 from shmvec import EnvTimeoutError, ShmVectorEnv
 
@@ -76,6 +77,7 @@ def test_a_step_that_hangs():
         assert observations[:, 0].tolist() == [5, 5, 5, 5]
 
 
+@pytest.mark.deep
 def test_a_reset_that_hangs():
     with gated(reset_timeout=LIMIT) as (envs, gate):
         with pytest.raises(EnvTimeoutError, match=r"env 1 has been in reset\(\)"):
@@ -86,6 +88,7 @@ def test_a_reset_that_hangs():
         envs.step([1, 1, 1, HANG])  # a reset, which does not look at the action
 
 
+@pytest.mark.deep
 def test_partial_batches_go_on_without_it():
     with gated(step_timeout=LIMIT, batch_size=2) as (envs, gate):
         envs.async_reset()
@@ -101,6 +104,7 @@ def test_partial_batches_go_on_without_it():
         assert sorted(patiently(envs.recv)[-1]["env_id"]) == [0, 1]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("limit", [float("inf"), 1e300])
 def test_limits_that_are_none(limit):
     with gated(step_timeout=limit, reset_timeout=limit) as (envs, _):
@@ -117,10 +121,12 @@ def test_limits_that_are_none(limit):
     ("limit", "options", "error", "message"),
     [
         (0, {}, ValueError, "must be positive"),
-        (-1.0, {}, ValueError, "must be positive"),
-        (float("nan"), {}, ValueError, "must be positive"),
-        ("soon", {}, TypeError, "must be seconds or None"),
-        (1.0, {"num_workers": 0}, ValueError, "needs worker processes"),
+        *deep(
+            (-1.0, {}, ValueError, "must be positive"),
+            (float("nan"), {}, ValueError, "must be positive"),
+            ("soon", {}, TypeError, "must be seconds or None"),
+            (1.0, {"num_workers": 0}, ValueError, "needs worker processes"),
+        ),
     ],
 )
 def test_bad_limits(name, limit, options, error, message):
