@@ -1,5 +1,7 @@
 """What all classes that stand on the Exchange promise alike: each test runs on every one of them.
 
+The other tests of a class show what is its own.
+
 A ``System`` says how one is made, reset and stepped; all of them step two envs or three, each with
 an action of its own, and what comes back is a list with a row for each env.
 """
@@ -24,6 +26,7 @@ from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import SyncVectorEnv
 from processes import gone
 from sb3_stand_in import AgentVecEnv, ShmVecEnv
+from tables import deep
 from tianshou_or_stand_in import TianshouVectorEnv
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, WorkerCrashError
@@ -370,7 +373,22 @@ SYSTEMS = {
     "planning": Planning(),
     "cluster": Cluster(),
 }
-EVERY = pytest.mark.parametrize("system", SYSTEMS.values(), ids=list(SYSTEMS))
+# Of those that share nearly all of their code with another one here, one is shown by default.
+LIKE_ANOTHER = {"tianshou async", "rows", "sb3 rows", "ding async", "ding v2"}
+
+
+def each(which=lambda system: True, slow=()):
+    """Runs a test on each of the systems that promise what it shows, by default on no slow one."""
+    return pytest.mark.parametrize(
+        "system",
+        [
+            pytest.param(
+                system, id=name, marks=pytest.mark.deep if name in {*LIKE_ANOTHER, *slow} else ()
+            )
+            for name, system in SYSTEMS.items()
+            if which(system)
+        ],
+    )
 
 
 def fns(*makes, count=2):
@@ -380,8 +398,8 @@ def fns(*makes, count=2):
 # ---- results -----------------------------------------------------------------------------------
 
 
-@EVERY
-@pytest.mark.parametrize("num_workers", [0, 2])
+@each()
+@pytest.mark.parametrize("num_workers", [*deep(0), 2])
 def test_results_and_infos_are_those_of_sync_vector_env(system, num_workers):
     makes = [partial(Sleepy, offset=10), partial(Sleepy, offset=20)]
     if num_workers == 0 and isinstance(system, Planning):
@@ -403,7 +421,8 @@ def test_results_and_infos_are_those_of_sync_vector_env(system, num_workers):
                 assert info["action"] == actions[row] and "fault" not in info
 
 
-@EVERY
+@pytest.mark.deep
+@each()
 def test_spawned_workers_do_the_same(system):
     with closing(system.make([Sleepy] * 2, num_workers=1, **{system.context: "spawn"})) as envs:
         system.reset(envs)
@@ -414,7 +433,7 @@ def test_spawned_workers_do_the_same(system):
 # ---- bad input ---------------------------------------------------------------------------------
 
 
-@EVERY
+@each()
 def test_bad_actions_are_refused_before_anything_is_sent(system):
     wrong = [["a", "b"], [0.5, 0.5], [None, "a"]]
     if not system.any_count:
@@ -427,7 +446,7 @@ def test_bad_actions_are_refused_before_anything_is_sent(system):
         assert [row[0][:2].tolist() for row in system.step(envs, [0, 1])] == [[1, 0], [1, 1]]
 
 
-@EVERY
+@each()
 def test_an_env_fn_that_raises_does_so_here_and_leaves_nothing(system):
     def broken():
         raise LookupError("no such level")
@@ -437,7 +456,7 @@ def test_an_env_fn_that_raises_does_so_here_and_leaves_nothing(system):
     assert "env 1" in str(raised.value.__cause__) or isinstance(system, (Planning, Cluster))
 
 
-@EVERY
+@each()
 def test_it_is_not_pickled(system):
     with closing(system.make([Sleepy] * 2, num_workers=2)) as envs:
         for send in (pickle.dumps, cloudpickle.dumps, copy.copy):
@@ -448,7 +467,7 @@ def test_it_is_not_pickled(system):
 # ---- faults ------------------------------------------------------------------------------------
 
 
-@EVERY
+@each()
 def test_what_an_env_raises_is_raised_as_itself(system):
     with closing(system.make(fns(Sleepy, partial(Failing, "step", LookupError("lost"))))) as envs:
         system.reset(envs)
@@ -461,7 +480,7 @@ def test_what_an_env_raises_is_raised_as_itself(system):
             assert [row[0][0] for row in system.step(envs, [0, 0])] == [1, 1]
 
 
-@EVERY
+@each()
 def test_a_worker_that_dies_is_reported_as_that_one(system):
     with closing(system.make([Sleepy] * 2, num_workers=2)) as envs:
         system.reset(envs)
@@ -473,7 +492,7 @@ def test_a_worker_that_dies_is_reported_as_that_one(system):
     assert gone(pids, DEADLINE_S)
 
 
-@EVERY
+@each(slow=["cluster"])  # it closes its envs before it raises, and waits for them
 def test_an_env_that_hangs_is_named_where_there_is_a_limit(system, tmp_path):
     makes = [Sleepy, partial(Gated, tmp_path)]
     with closing(system.make(makes, num_workers=2, step_timeout=0.3)) as envs:
@@ -486,10 +505,8 @@ def test_an_env_that_hangs_is_named_where_there_is_a_limit(system, tmp_path):
             (tmp_path / "open").touch()
 
 
-@EVERY
+@each(lambda system: system.recycles)
 def test_workers_are_replaced_after_so_many_steps(system):
-    if not system.recycles:
-        pytest.skip("it takes no recycle_after")
     options = {"num_workers": 1, "recycle_after": 5}
     if isinstance(system, ActorCritic):
         options["faults"] = None
@@ -509,11 +526,8 @@ def test_workers_are_replaced_after_so_many_steps(system):
 # ---- Ctrl-C and threads ------------------------------------------------------------------------
 
 
-@EVERY
+@each(lambda system: system.survives_ctrl_c)
 def test_after_ctrl_c_the_next_call_returns_its_own_results(system, tmp_path):
-    if not system.survives_ctrl_c:
-        pytest.skip("it is closed then")
-
     def ctrl_c():
         wait_for_two(tmp_path)
         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.01)
@@ -533,10 +547,8 @@ def test_after_ctrl_c_the_next_call_returns_its_own_results(system, tmp_path):
         assert [row[0][:2].tolist() for row in system.step(envs, [1, 2])] == [[1, 1], [1, 2]]
 
 
-@EVERY
+@each(lambda system: system.refuses_threads)
 def test_another_threads_step_is_refused_and_this_one_gets_its_own(system, tmp_path):
-    if not system.refuses_threads:
-        pytest.skip("it is for one thread")
     with closing(system.make([partial(Gated, tmp_path)] * 2, num_workers=2)) as envs:
         system.reset(envs)
         found = []
@@ -554,8 +566,8 @@ def test_another_threads_step_is_refused_and_this_one_gets_its_own(system, tmp_p
 # ---- the end -----------------------------------------------------------------------------------
 
 
-@EVERY
-@pytest.mark.parametrize("num_workers", [0, 2])
+@each()
+@pytest.mark.parametrize("num_workers", [*deep(0), 2])
 def test_close_ends_all_and_a_second_one_is_harmless(system, num_workers):
     envs = system.make([Sleepy] * 2, num_workers=num_workers)
     system.reset(envs)
@@ -569,14 +581,11 @@ def test_close_ends_all_and_a_second_one_is_harmless(system, num_workers):
             use(envs)
 
 
-@EVERY
+@each(lambda system: system.warns)
 def test_one_that_is_forgotten_says_so(system):
     envs = system.make([Sleepy] * 2, num_workers=2)
     system.reset(envs)
     pids = system.pids(envs)
-    if not system.warns:
-        envs.close()
-        return
     with pytest.warns(ResourceWarning, match=r"unclosed .*, made at .*test_contracts"):
         del envs
     assert gone(pids, DEADLINE_S)
