@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from contextlib import closing
+from itertools import product
 
 import gymnasium as gym
 import numpy as np
@@ -18,7 +19,7 @@ from tables import crossed, deep
 from shmvec.planning import PlanningVectorEnv, Promise, StateAccess
 from shmvec.spaces import Anything
 
-WORKERS = pytest.mark.parametrize("n_workers", [0, 2, *deep(1, 3)])
+WORKERS = pytest.mark.parametrize("n_workers", [2, *deep(0, 1, 3)])
 
 
 def cartpole():
@@ -103,7 +104,14 @@ def alone(env_fn, states, actions, dt):
 # ---- step_batch ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_workers, count, rows", crossed([0, 1, 2, 3], [1, 2, 7, 40], [None, 5]))
+@pytest.mark.parametrize(
+    "n_workers, count, rows",
+    [
+        (2, 40, 5),
+        *deep((2, 40, None), *product([2], [1, 2, 7], [None, 5])),
+        *deep(*product([0, 1, 3], [1, 2, 7, 40], [None, 5])),
+    ],
+)
 def test_step_batch(n_workers, count, rows):
     with planning(n_workers=n_workers, rows=rows) as env:
         states, actions = states_and_actions(env, count)
@@ -119,6 +127,7 @@ def test_step_batch(n_workers, count, rows):
         assert infos == {}
 
 
+@pytest.mark.deep
 @given(data=st.data(), count=st.integers(0, 60), rows=st.integers(2, 9))
 @settings(max_examples=10, deadline=None)
 def test_step_batch_of_any_size(data, count, rows):
@@ -138,6 +147,7 @@ def test_step_batch_of_any_size(data, count, rows):
             assert infos["count"][row] == observations[row][0]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("n_workers, rows", crossed([0, 1, 2, 3], [None, 5]))
 def test_infos_as_a_list_are_those_that_envs_return(n_workers, rows):
     class Tells(Counter):
@@ -158,6 +168,7 @@ def test_infos_as_a_list_are_those_that_envs_return(n_workers, rows):
             assert [set(info) for info in infos] == [{"reset"}] * n_workers
 
 
+@pytest.mark.deep
 def test_stepping_from_a_state_and_stepping_on_are_bit_identical():
     """MuJoCo, whose positions are one substep behind: a planner's path, and the env's own."""
     pytest.importorskip("mujoco")
@@ -177,6 +188,7 @@ def test_stepping_from_a_state_and_stepping_on_are_bit_identical():
         real.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("n_workers", [1, 2, 8])
 def test_ten_actions_use_all_workers(n_workers):
     """plangym's chunks of two left three of eight workers idle."""
@@ -195,6 +207,7 @@ class Identified(Counter):
         return *result, {"pid": os.getpid()}
 
 
+@pytest.mark.deep
 def test_a_batch_smaller_than_the_workers():
     with planning(n_workers=3) as env:
         state, *_ = env.reset(seed=0)
@@ -202,6 +215,7 @@ def test_a_batch_smaller_than_the_workers():
         assert env.step_batch([1, 0], [state, state])[1].shape == (2, 4)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("env_fn", [cartpole, counter])
 def test_an_empty_batch(env_fn):
     with planning(env_fn) as env:
@@ -211,6 +225,7 @@ def test_an_empty_batch(env_fn):
         assert len(env.step_batch([])) == 5
 
 
+@pytest.mark.deep
 def test_return_state():
     with planning() as env:
         state, *_ = env.reset(seed=0)
@@ -221,6 +236,7 @@ def test_return_state():
         assert new.shape == (1, len(state)) and len(rest) == 5
 
 
+@pytest.mark.deep
 @WORKERS
 def test_without_states_each_workers_env_goes_on(n_workers):
     with planning(counter, n_workers) as env:
@@ -231,6 +247,7 @@ def test_without_states_each_workers_env_goes_on(n_workers):
             assert observations[:, 0].tolist() == [count] * workers
 
 
+@pytest.mark.deep
 def test_frameskip_and_dt_multiply_and_the_end_of_an_episode_ends_both():
     with planning(counter, frameskip=2) as env:
         state, *_ = env.reset(seed=0)
@@ -241,6 +258,7 @@ def test_frameskip_and_dt_multiply_and_the_end_of_an_episode_ends_both():
         assert env.step(0, state, dt=2)[1][0] == 4
 
 
+@pytest.mark.deep
 def test_spaces_of_any_kind():
     observation = gym.spaces.Dict(a=gym.spaces.Box(0, 1, (2,)), b=gym.spaces.Discrete(3))
     action = gym.spaces.Dict(x=gym.spaces.Box(-1, 1, (2,)), y=gym.spaces.Discrete(2))
@@ -257,6 +275,7 @@ def test_spaces_of_any_kind():
         np.testing.assert_array_equal(here["a"], observations["a"][0])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("n_workers", [0, 1])
 def test_repeats_get_the_action_that_was_given(n_workers):
     with planning(ChangesItsAction, n_workers=n_workers) as env:
@@ -269,6 +288,7 @@ def test_repeats_get_the_action_that_was_given(n_workers):
 # ---- single-env forms, states of all ---------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_step():
     with planning() as env:
         state, *_ = env.reset(seed=0)
@@ -282,6 +302,7 @@ def test_step():
         np.testing.assert_array_equal(on[0], env.step_batch([1], [new])[1][0])
 
 
+@pytest.mark.deep
 def test_reset():
     with planning() as env:
         state, observation, info = env.reset(seed=4)
@@ -293,7 +314,7 @@ def test_reset():
 
 
 def test_reset_of_indices():
-    with planning(n_workers=3) as env:
+    with planning(n_workers=3, rows=8) as env:
         env.reset(seed=0)
         states, observations, infos = env.reset(indices=[2, 0], seed=10)
         for row, worker in enumerate((2, 0)):
@@ -304,9 +325,9 @@ def test_reset_of_indices():
                 env.reset(indices=wrong)
 
 
-@pytest.mark.parametrize("env_fn", [cartpole, counter])
+@pytest.mark.parametrize("env_fn", [counter, *deep(cartpole)])
 def test_get_state_and_set_state(env_fn):
-    with planning(env_fn, n_workers=2) as env:
+    with planning(env_fn, n_workers=2, rows=8) as env:
         state, *_ = env.reset(seed=0)
         for _ in range(3):
             env.step(1)
@@ -320,7 +341,7 @@ def test_get_state_and_set_state(env_fn):
 
 @WORKERS
 def test_sync_states(n_workers):
-    with planning(n_workers=n_workers) as env:
+    with planning(n_workers=n_workers, rows=8) as env:
         env.reset(seed=0)
         state = env.step(1, env.get_state())[0]
         workers = max(1, n_workers)
@@ -338,7 +359,7 @@ def test_sync_states(n_workers):
 
 def test_promises_in_any_order():
     """plangym's gave each other's results, and hung when called twice."""
-    with planning(counter) as env:
+    with planning(counter, rows=8) as env:
         state, *_ = env.reset(seed=0)
         promises = [
             env.step_batch([i % 4] * (i + 1), [state] * (i + 1), blocking=False) for i in range(6)
@@ -350,6 +371,7 @@ def test_promises_in_any_order():
         assert all(promise.done for promise in promises)
 
 
+@pytest.mark.deep
 def test_every_call_gives_a_promise():
     with planning() as env:
         reset = env.reset(seed=0, blocking=False)
@@ -381,7 +403,7 @@ class Gate(Counter):
 
 def test_a_promise_with_a_timeout(tmp_path):
     path = str(tmp_path / "open")
-    with planning(lambda: Gate(path)) as env:
+    with planning(lambda: Gate(path), rows=8) as env:
         promise = env.step_batch([0, 0], np.ones((2, 1)), blocking=False)
         following = env.step_batch([1, 1], np.zeros((2, 1)), blocking=False)
         with pytest.raises(multiprocessing.TimeoutError):
@@ -394,6 +416,7 @@ def test_a_promise_with_a_timeout(tmp_path):
         assert promise()[1][:, 1].tolist() == [0, 0]
 
 
+@pytest.mark.deep
 def test_a_promise_raises_what_the_env_raised_each_time_it_is_called():
     with planning(lambda: Raises(lambda: ValueError("no"))) as env:
         env.reset(seed=0)
@@ -406,6 +429,7 @@ def test_a_promise_raises_what_the_env_raised_each_time_it_is_called():
         assert len(good()[1]) == len(after()[1]) == 4
 
 
+@pytest.mark.deep
 def test_many_promises_that_fail():
     with planning(lambda: Raises(lambda: ValueError("no"))) as env:
         promises = [env.step_batch([3], blocking=False) for _ in range(1200)]
@@ -416,6 +440,7 @@ def test_many_promises_that_fail():
                 promise()
 
 
+@pytest.mark.deep
 def test_ctrl_c_while_waiting_loses_nothing(tmp_path):
     path = str(tmp_path / "open")
     with planning(lambda: Gate(path)) as env:
@@ -430,7 +455,7 @@ def test_ctrl_c_while_waiting_loses_nothing(tmp_path):
 
 
 def test_the_local_env_is_built_only_when_asked_for():
-    with planning(lambda: Counts.make(os.getpid())) as env:
+    with planning(lambda: Counts.make(os.getpid()), rows=8) as env:
         Counts.made.clear()
         env.reset(seed=0)
         env.step_batch([0, 0])
@@ -451,7 +476,7 @@ class Counts:
 
 
 def test_any_attribute_or_method_of_the_env():
-    with planning() as env:
+    with planning(rows=8) as env:
         assert env.spec.id == "CartPole-v1"
         assert env.unwrapped.gravity == 9.8
         assert not hasattr(env, "x")  # plangym's killed a worker
@@ -462,6 +487,7 @@ def test_any_attribute_or_method_of_the_env():
         assert len(env.step_batch([0, 1])[0]) == 2
 
 
+@pytest.mark.deep
 def test_get_image_and_render():
     pytest.importorskip("pygame")
     with planning(lambda: gym.make("CartPole-v1", render_mode="rgb_array")) as env:
@@ -479,6 +505,7 @@ class ShowsGeometries(gym.Wrapper):
         return self.unwrapped.data.geom_xpos.copy()
 
 
+@pytest.mark.deep
 def test_what_is_rendered_is_the_state_that_was_set():
     mujoco = pytest.importorskip("mujoco")
     with planning(lambda: ShowsGeometries(gym.make("HalfCheetah-v5"))) as env:
@@ -498,13 +525,17 @@ def test_what_is_rendered_is_the_state_that_was_set():
         np.testing.assert_array_equal(env.step(action)[0], env.step_batch([action], [later])[1][0])
 
 
+@pytest.mark.deep
 def test_sample_action():
     with planning() as env:
         assert env.action_space.contains(env.sample_action())
 
 
 def test_clone():
-    with planning(frameskip=3) as env, closing(env.clone(n_workers=1, autoreset=False)) as other:
+    with (
+        planning(frameskip=3, rows=8) as env,
+        closing(env.clone(n_workers=1, autoreset=False)) as other,
+    ):
         assert (other.n_workers, other.frameskip, other.autoreset) == (1, 3, False)
         assert env.n_workers == 2
         state, *_ = env.reset(seed=0)
@@ -521,18 +552,19 @@ def test_delay_setup():
             made.value += 1
         return cartpole()
 
-    with planning(make, delay_setup=True, context="fork") as env:
+    with planning(make, delay_setup=True, context="fork", rows=8) as env:
         assert made.value == 0
         env.setup()
         assert made.value == 2
         env.setup()
         assert made.value == 2
-    with planning(make, delay_setup=True, context="fork") as env:
+    with planning(make, delay_setup=True, context="fork", rows=8) as env:
         assert env.action_space.n == 2  # the first use sets up
-    with planning(make, delay_setup=True):
+    with planning(make, delay_setup=True, rows=8):
         pass
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("autoreset", [True, False])
 def test_autoreset_is_visible(autoreset):
     """plangym returned the last state, and reset silently."""
@@ -547,6 +579,7 @@ def test_autoreset_is_visible(autoreset):
         assert bool(infos.get("autoreset", [False])[0]) == autoreset
 
 
+@pytest.mark.deep
 def test_a_function_for_each_worker():
     with planning([Counter, lambda: Counter(offset=10)], None) as env:
         assert env.n_workers == 2

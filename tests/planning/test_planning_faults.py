@@ -26,9 +26,9 @@ from shmvec import FaultPolicy
 from shmvec.planning import PlanningVectorEnv
 
 
-@pytest.mark.parametrize("n_workers", [0, 2])
+@pytest.mark.parametrize("n_workers", [2, *deep(0)])
 def test_exceptions_keep_type_and_traceback_and_name_the_row(n_workers):
-    with planning(lambda: Raises(lambda: TwoArguments(7, "why")), n_workers) as env:
+    with planning(lambda: Raises(lambda: TwoArguments(7, "why")), n_workers, rows=8) as env:
         state, *_ = env.reset(seed=0)
         with pytest.raises(TwoArguments) as raised:
             env.step_batch([0, 1, 2, 3, 1], [state] * 5)
@@ -38,6 +38,7 @@ def test_exceptions_keep_type_and_traceback_and_name_the_row(n_workers):
         assert env.step_batch([1] * 5, [state] * 5)[1][:, 1].tolist() == [1] * 5
 
 
+@pytest.mark.deep
 def test_a_worker_that_dies_is_replaced_and_its_rows_are_stepped_again():
     class Once(Counter):
         """Dies in its first step with action 3, in the first of its processes."""
@@ -77,7 +78,7 @@ def test_a_worker_that_dies_is_replaced_and_its_rows_are_stepped_again():
     ("env", "policy", "kind"),
     [
         (lambda: Raises(lambda: ValueError("no")), FaultPolicy(on_error="reset"), "ValueError"),
-        (lambda: Raises(die=True), FaultPolicy(on_crash="restart"), "WorkerCrashError"),
+        *deep((lambda: Raises(die=True), FaultPolicy(on_crash="restart"), "WorkerCrashError")),
     ],
 )
 def test_a_row_that_always_fails_is_truncated_alone(env, policy, kind):
@@ -94,6 +95,7 @@ def test_a_row_that_always_fails_is_truncated_alone(env, policy, kind):
         assert planner.step_batch([2] * 3, [state] * 3)[1][:, 1].tolist() == [2] * 3
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_close_closes_the_envs(n_workers, tmp_path):
     """plangym never called env.close()."""
@@ -119,6 +121,7 @@ def test_close_closes_the_envs(n_workers, tmp_path):
             call()
 
 
+@pytest.mark.deep
 def test_close_while_promises_are_out():
     env = PlanningVectorEnv(cartpole, 2)
     state, *_ = env.reset(seed=0)
@@ -129,6 +132,7 @@ def test_close_while_promises_are_out():
             promise()
 
 
+@pytest.mark.deep
 def test_an_env_that_is_open_at_exit_is_ended():
     script = (
         "import gymnasium as gym\n"
@@ -140,11 +144,12 @@ def test_an_env_that_is_open_at_exit_is_ended():
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"actions": [0], "states": "two"}, ValueError, "one for each of 1 actions"),
         ({"actions": [0, 1], "states": "wide"}, ValueError, "wrong states"),
+        ({"actions": [0], "states": "two"}, ValueError, "one for each of 1 actions"),
         ({"actions": [0, 1], "states": "float32"}, TypeError, "float32"),
         ({"actions": [[0, 1]]}, ValueError, "wrong actions"),
         ({"actions": 1}, ValueError, "wrong actions"),
@@ -170,6 +175,7 @@ def test_bad_batches_are_refused_before_anything_is_sent(arguments, error, messa
         )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -189,6 +195,7 @@ def test_bad_arguments(arguments, error):
         PlanningVectorEnv(**arguments)
 
 
+@pytest.mark.deep
 def test_states_of_no_fixed_size_are_counted():
     with planning(counter) as env:
         state, *_ = env.reset(seed=0)
@@ -244,6 +251,7 @@ def equal(one, other):
     return np.array_equal(one, other)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("rows, name", crossed([None, 4], NESTED))
 def test_tuples_are_what_their_space_says(name, rows):
     """A batch of a Tuple space is a tuple of parts, that of a Sequence space one of values."""
@@ -270,6 +278,7 @@ class Words(gym.Space):
         return isinstance(x, str)
 
 
+@pytest.mark.deep
 def test_a_space_of_the_users_inside_another():
     """A state that was set in all workers was asked for with no action, which had no such part."""
     space = gym.spaces.Dict(word=Words(), number=gym.spaces.Discrete(4))
@@ -289,6 +298,7 @@ def test_a_space_of_the_users_inside_another():
         assert heard.tolist() == [i + i % 4 for i in range(20)]
 
 
+@pytest.mark.deep
 def test_parts_of_actions_of_different_length_are_refused_before_anything_is_sent():
     space = gym.spaces.Dict(a=gym.spaces.Discrete(3), b=gym.spaces.Discrete(3))
     with planning(lambda: Spaces(BOX, space), rows=4) as env:
@@ -297,6 +307,7 @@ def test_parts_of_actions_of_different_length_are_refused_before_anything_is_sen
                 env.step_batch(actions)
 
 
+@pytest.mark.deep
 def test_an_env_that_raises_what_stands_for_a_timeout():
     with planning(lambda: Raises(lambda: multiprocessing.TimeoutError("mine"))) as env:
         promise = env.step_batch([0, 3, 0, 0], blocking=False)
@@ -306,6 +317,7 @@ def test_an_env_that_raises_what_stands_for_a_timeout():
         assert env.step_batch([1] * 4)[0][:, 1].tolist() == [1] * 4
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("n_workers, stride", [(0, 997), (2, 97), *deep((0, 101), (2, 11))])
 def test_ctrl_c_at_any_moment(n_workers, stride):
     """It costs at most one result; the other promises keep theirs."""
@@ -325,6 +337,7 @@ def test_ctrl_c_at_any_moment(n_workers, stride):
             assert len(lost) <= 1
 
 
+@pytest.mark.deep
 def test_a_batch_whose_rows_all_raise():
     """What they raise does not fit the pipes: it is taken while the others are waited for."""
     with planning(lambda: Raises(lambda: ValueError("no" * 5000)), 1) as env:
@@ -333,6 +346,7 @@ def test_a_batch_whose_rows_all_raise():
         assert len(env.step_batch([0] * 300)[0]) == 300
 
 
+@pytest.mark.deep
 def test_what_a_promise_was_given_may_be_used_again():
     with planning(counter, rows=4) as env:
         state, *_ = env.reset(seed=0)
@@ -353,7 +367,7 @@ def test_what_a_promise_was_given_may_be_used_again():
 
 
 def test_the_state_that_was_set_last_is_the_state():
-    with planning() as env:
+    with planning(rows=8) as env:
         state, *_ = env.reset(seed=0)
         reset = env.reset(seed=5, blocking=False)
         env.set_state(state)
@@ -380,6 +394,7 @@ class Lends(Counter):
         self.box = state
 
 
+@pytest.mark.deep
 def test_the_local_env_does_not_change_the_state_that_it_was_given():
     with planning(Lends) as env:
         state, *_ = env.reset(seed=0)
@@ -423,6 +438,7 @@ def kill(env, worker):
         pass
 
 
+@pytest.mark.deep
 def test_a_new_worker_gets_the_state_that_is_set():
     with planning(Dies, faults=RESTART) as env:
         env.reset(seed=0)
@@ -435,6 +451,7 @@ def test_a_new_worker_gets_the_state_that_is_set():
         assert env.step_batch([0, 0])[0][:, 0].tolist() == [1, 1]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("list_infos", [False, True])
 def test_a_state_that_cannot_be_set_is_an_error_whatever_the_policy(list_infos):
     policy = FaultPolicy(on_error="reset", max_restarts=99)
@@ -445,6 +462,7 @@ def test_a_state_that_cannot_be_set_is_an_error_whatever_the_policy(list_infos):
         assert len(env.step_batch([0, 0])[0]) == 2
 
 
+@pytest.mark.deep
 def test_a_fault_is_reported_when_all_rows_were_lost():
     with planning(Dies, 1, faults=RESTART) as env:
         env.reset(seed=0)
@@ -454,6 +472,7 @@ def test_a_fault_is_reported_when_all_rows_were_lost():
         assert infos["fault"]["type"].tolist() == ["WorkerCrashError"] * 4
 
 
+@pytest.mark.deep
 def test_infos_as_a_list_report_faults():
     with planning(Dies, 2, faults=RESTART, list_infos=True) as env:
         env.reset(seed=0)
@@ -463,6 +482,7 @@ def test_infos_as_a_list_report_faults():
         assert types == ["WorkerCrashError"] * 2 + [""] * 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("count", "rows"), [(10, None), (300, None), (300, 8)])
 def test_rows_behind_one_that_kills_its_worker_are_not_lost(count, rows):
     """Nor were they asked again beside a later round of the same rows, which was refused."""
@@ -475,6 +495,7 @@ def test_rows_behind_one_that_kills_its_worker_are_not_lost(count, rows):
         assert (observations[~truncateds, 0] == 1).all()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("actions", [[3, 2], [2, 3], [0, 3, 0, 2]])
 def test_a_batch_that_fails_leaves_no_fault_to_others(actions):
     with planning(Dies, faults=RESTART) as env:
@@ -486,6 +507,7 @@ def test_a_batch_that_fails_leaves_no_fault_to_others(actions):
             assert observations[:, 0].tolist() == [1] * 6 and not truncateds.any()
 
 
+@pytest.mark.deep
 def test_rows_of_a_worker_that_was_restarted_for_a_timeout_are_stepped_again():
     class Slow(Dies):
         def step(self, action):
@@ -502,6 +524,7 @@ def test_rows_of_a_worker_that_was_restarted_for_a_timeout_are_stepped_again():
         assert observations[:, 0].tolist() == [1] * 6 and not truncateds.any()
 
 
+@pytest.mark.deep
 def test_an_attribute_error_of_an_env_fn_is_raised_as_it_is():
     """Of a property, Python takes it for a missing attribute: it was built a thousand times."""
     here, made = os.getpid(), []
@@ -522,6 +545,7 @@ def test_an_attribute_error_of_an_env_fn_is_raised_as_it_is():
             _ = env.action_space
 
 
+@pytest.mark.deep
 def test_nested_infos_of_a_reset():
     class Nested(Counter):
         def reset(self, **options):
@@ -533,6 +557,7 @@ def test_nested_infos_of_a_reset():
         assert info["stats"]["b"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.deep
 def test_lists_that_make_no_array_are_named():
     with planning() as env:
         state, *_ = env.reset(seed=0)

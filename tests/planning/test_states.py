@@ -13,6 +13,7 @@ from envs import Counter
 from gymnasium import wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import deep
 
 from shmvec.planning import StateAccess
 from shmvec.spaces import Anything
@@ -101,6 +102,7 @@ def goes_on_as(one, other, steps=40, include_rng=True):
     other.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("id", CLASSIC)
 def test_classic_control_and_toy_text(id):
     one, other = make(id), make(id)
@@ -109,6 +111,7 @@ def test_classic_control_and_toy_text(id):
     goes_on_as(one, other)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("id", MUJOCO)
 def test_mujoco(id):
     one = make(id)
@@ -121,6 +124,7 @@ def atari(game="Pong", **options):
     return make(f"ALE/{game}-v5", repeat_action_probability=0, **options)
 
 
+@pytest.mark.deep
 def test_atari():
     one = atari()
     one.reset(seed=0)
@@ -128,6 +132,7 @@ def test_atari():
     goes_on_as(one, atari(), 10)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("set_first", [0, 1], ids=["of a reset", "of a step"])
 def test_a_game_whose_reset_ends_in_the_middle_of_a_frame(set_first):
     """Which ale-py's state does not say."""
@@ -144,6 +149,7 @@ def test_a_game_whose_reset_ends_in_the_middle_of_a_frame(set_first):
         same_results(results[i], other.step(0))
 
 
+@pytest.mark.deep
 def test_atari_as_it_is_learned_from():
     pytest.importorskip("cv2")
 
@@ -158,6 +164,7 @@ def test_atari_as_it_is_learned_from():
     goes_on_as(one, stacked(), 10)
 
 
+@pytest.mark.deep
 def test_wrappers_of_gymnasium_that_change_nothing_leave_states_arrays():
     def wrapped():
         env = wrappers.ClipReward(make("Pendulum-v1"), -1, 1)
@@ -169,6 +176,7 @@ def test_wrappers_of_gymnasium_that_change_nothing_leave_states_arrays():
     assert isinstance(StateAccess(env, True).space, gym.spaces.Box)
 
 
+@pytest.mark.deep
 def test_wrappers_with_a_memory():
     """They are pickled; the env inside is as before."""
 
@@ -196,6 +204,7 @@ def test_wrappers_with_a_memory():
             other.reset()
 
 
+@pytest.mark.deep
 def test_any_other_env_is_pickled():
     one, other = Counter(length=30), Counter(length=30)
     goes_on_as(one, other)
@@ -222,6 +231,7 @@ class Linked(gym.Env):
         return self.shared[0], 0.0, False, False, {}
 
 
+@pytest.mark.deep
 def test_attributes_that_refer_to_each_other_still_do():
     goes_on_as(Linked(), Linked())
 
@@ -258,6 +268,7 @@ def _set_words(generator, words):
     generator.bit_generator.state = whole
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["float", "bytes", "object"])
 @pytest.mark.parametrize("limited", [False, True])
 def test_an_env_that_says_itself_what_its_state_is(kind, limited):
@@ -279,6 +290,7 @@ class Growing(Stateful):
         return np.zeros(2 + self.count)
 
 
+@pytest.mark.deep
 def test_an_array_of_changing_size_is_refused():
     env = Growing("float")
     env.reset()
@@ -294,6 +306,7 @@ class Unpicklable(Counter):
         return super().reset(**kwargs)
 
 
+@pytest.mark.deep
 def test_an_env_that_cannot_be_pickled_is_named():
     env = Unpicklable()
     env.reset()
@@ -301,6 +314,7 @@ def test_an_env_that_cannot_be_pickled_is_named():
         StateAccess(env, True).get()
 
 
+@pytest.mark.deep
 def test_a_state_of_another_env_is_refused():
     env = make("CartPole-v1")
     env.reset()
@@ -313,6 +327,7 @@ def test_a_state_of_another_env_is_refused():
         state.set(np.full(state.space.shape, 99.0))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("include_rng", [False, True])
 @pytest.mark.parametrize("id", ["FrozenLake-v1", "counter"])
 def test_dice_are_in_the_state_or_not(id, include_rng):
@@ -328,6 +343,7 @@ def test_dice_are_in_the_state_or_not(id, include_rng):
     assert (len(seen) == 1) == include_rng
 
 
+@pytest.mark.deep
 @given(steps=st.lists(st.integers(0, 1), max_size=30), seed=st.integers(0, 1000))
 @settings(max_examples=30, deadline=None)
 def test_a_state_keeps_types_and_values(steps, seed):
@@ -358,8 +374,8 @@ def drawn(env):
     return wrappers.TransformObservation(env, lambda o: o + env.np_random.normal(), None)
 
 
-@pytest.mark.parametrize("id", ["CartPole-v1", "HalfCheetah-v5"])
-@pytest.mark.parametrize("wrap", [Noise, drawn, lambda env: wrappers.StickyAction(env, 0.5)])
+@pytest.mark.parametrize("id", ["CartPole-v1", *deep("HalfCheetah-v5")])
+@pytest.mark.parametrize("wrap", [drawn, *deep(Noise, lambda env: wrappers.StickyAction(env, 0.5))])
 def test_dice_of_wrappers(id, wrap):
     goes_on_as(wrap(make(id)), wrap(make(id)), 20)
 
@@ -385,6 +401,7 @@ class Draws(gym.Wrapper):
         return observation, reward + before, *rest
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("id", ["CartPole-v1", "HalfCheetah-v5"])
 def test_physics_that_a_wrapper_draws_and_reads(id):
     goes_on_as(Draws(make(id)), Draws(make(id)), 20)
@@ -428,11 +445,13 @@ class Holds(gym.Env):
         return self.env.step(action)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("env_fn", [Named, Holds])
 def test_attributes_are_state_whatever_their_name_and_place(env_fn):
     goes_on_as(env_fn(), env_fn())
 
 
+@pytest.mark.deep
 def test_a_simulation_of_an_env_of_ones_own_is_state():
     mujoco = pytest.importorskip("mujoco")
 
@@ -461,6 +480,7 @@ def test_a_simulation_of_an_env_of_ones_own_is_state():
     goes_on_as(Slider(), Slider())
 
 
+@pytest.mark.deep
 def test_a_class_derived_from_the_ataris():
     ale_py = pytest.importorskip("ale_py")
 
@@ -509,6 +529,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_classes_of_a_script_stay_the_same_in_all_workers(context, tmp_path):
     script = tmp_path / "script.py"
