@@ -11,6 +11,7 @@ from envs import Infos
 from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import SyncVectorEnv
+from tables import deep
 
 from shmvec.cluster import ClusterVectorEnv
 from shmvec.cluster.crew import LocalCrew, LocalMember, LocalTicket, Lost
@@ -38,8 +39,8 @@ def telling(env):
     return Infos(INFOS[env:] + INFOS[:env])
 
 
-@pytest.mark.parametrize("num_hosts", [1, 2, 5])
-@pytest.mark.parametrize("kind", ["CartPole", "infos"])
+@pytest.mark.parametrize("num_hosts", [2, *deep(1, 5)])
+@pytest.mark.parametrize("kind", ["infos", *deep("CartPole")])
 def test_results_are_those_of_one_process(kind, num_hosts):
     env_fns = [lambda: gym.make("CartPole-v1")] * 5
     if kind == "infos":
@@ -60,6 +61,7 @@ def test_results_are_those_of_one_process(kind, num_hosts):
     theirs.close()
 
 
+@pytest.mark.deep
 def test_masked_resets():
     env_fns = [lambda: gym.make("CartPole-v1")] * 4
     theirs = sync_env(env_fns, AutoresetMode.DISABLED)
@@ -101,6 +103,7 @@ def test_partial_batches():
     alone.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "space",
     [
@@ -132,6 +135,7 @@ def test_actions_of_several_parts(space):
     theirs.close()
 
 
+@pytest.mark.deep
 def test_what_is_sent_is_begun_before_it_is_waited_for(monkeypatch):
     """What a learner does between ``send`` and ``recv``, it does while envs step."""
     ours, asked, ask = vector_env(), [], LocalMember.ask
@@ -153,6 +157,7 @@ def test_what_is_sent_is_begun_before_it_is_waited_for(monkeypatch):
     assert ours.closed
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("wrong", [[0, 1], [0, 1, 0.5], [0, 1, "x"], np.zeros((3, 2)), 0, None])
 def test_wrong_actions_are_refused_before_anything_is_sent(wrong):
     env_fns = [lambda: gym.make("CartPole-v1")] * 3
@@ -168,6 +173,7 @@ def test_wrong_actions_are_refused_before_anything_is_sent(wrong):
     theirs.close()
 
 
+@pytest.mark.deep
 def test_calls():
     ours = vector_env()
     ours.set_attr("gravity", [1.0, 2.0, 3.0, 4.0, 5.0])
@@ -215,6 +221,7 @@ def test_a_lost_node_is_a_fault_of_its_envs(monkeypatch):
     assert ours.closed
 
 
+@pytest.mark.deep
 def test_a_lost_node_is_no_fault_of_an_env_whose_episode_was_over(monkeypatch):
     """Nothing of it was lost: its next step begins an episode, as it would have."""
     envs = [partial(gym.make, "CartPole-v1", max_episode_steps=steps) for steps in (1, 9, 9)]
@@ -230,6 +237,7 @@ def test_a_lost_node_is_no_fault_of_an_env_whose_episode_was_over(monkeypatch):
     ours.close()
 
 
+@pytest.mark.deep
 def test_a_node_that_is_lost_in_a_reset_begins_with_another_seed(monkeypatch):
     ours = vector_env(faults=FaultPolicy(on_crash="restart"), num_workers=1)
     lose_next(monkeypatch)
@@ -241,6 +249,7 @@ def test_a_node_that_is_lost_in_a_reset_begins_with_another_seed(monkeypatch):
     ours.close()
 
 
+@pytest.mark.deep
 def test_hosts_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch):
     monkeypatch.setattr("shmvec.cluster.vector_env.RayCrew", unplugged.Nodes)
     env_fns = [lambda: gym.make("CartPole-v1")] * 4
@@ -257,6 +266,7 @@ def test_hosts_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch):
         ClusterVectorEnv(env_fns, num_workers=0, num_hosts=2)
 
 
+@pytest.mark.deep
 def test_without_a_policy_a_lost_node_is_an_error(monkeypatch):
     ours = vector_env()
     ours.reset(seed=3)
@@ -266,6 +276,7 @@ def test_without_a_policy_a_lost_node_is_an_error(monkeypatch):
     assert ours.closed
 
 
+@pytest.mark.deep
 def test_a_lost_node_without_room_for_another_is_an_error(monkeypatch):
     ours = vector_env(
         num_hosts=1, num_workers=1, start_timeout=1, faults=FaultPolicy(on_crash="restart")
@@ -279,6 +290,7 @@ def test_a_lost_node_without_room_for_another_is_an_error(monkeypatch):
     assert ours.closed
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("on_crash", ["raise", "restart"])
 def test_a_node_is_lost_in_a_call(monkeypatch, on_crash):
     ours = vector_env(
@@ -296,6 +308,7 @@ def test_a_node_is_lost_in_a_call(monkeypatch, on_crash):
         assert ours.closed
 
 
+@pytest.mark.deep
 def test_shares_of_nodes(monkeypatch):
     class Counting(LocalCrew):
         hosts = 0
@@ -315,6 +328,7 @@ def test_shares_of_nodes(monkeypatch):
     ours.close()
 
 
+@pytest.mark.deep
 def test_ctrl_c_while_it_waits_and_while_it_notes_answers(monkeypatch):
     ours, theirs = vector_env(), SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 5)
     assert same(ours.reset(seed=3), theirs.reset(seed=3))
@@ -338,6 +352,7 @@ def test_ctrl_c_while_it_waits_and_while_it_notes_answers(monkeypatch):
     theirs.close()
 
 
+@pytest.mark.deep
 def test_what_cannot_be_pickled_is_named_before_a_cluster_is_needed(monkeypatch):
     monkeypatch.setattr("shmvec.cluster.vector_env.RayCrew", pytest.fail)
     lock = threading.Lock()

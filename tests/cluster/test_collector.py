@@ -13,6 +13,7 @@ import pytest
 import unplugged
 from equality import sync_env
 from learning_loop import Learner, Policy, learn, make_envs
+from tables import deep
 
 import shmvec
 from shmvec.cluster import Collector
@@ -53,7 +54,7 @@ def by_hand(count, length, num_envs, seed, weights, mode):
     envs.close()
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, *deep(AutoresetMode.SAME_STEP)])
 def test_a_fragment_is_what_a_loop_over_step_sees(mode):
     weights = {1: np.array([[0.5, 0.1], [1.0, 0.0], [2.0, -1.0], [0.3, 0.2]])}
     with collector(lambda: make_envs(autoreset_mode=mode), in_flight=1, fragment_length=40) as made:
@@ -87,6 +88,7 @@ def test_a_fragment_is_what_a_loop_over_step_sees(mode):
         assert fragment.steps == fragment.valid.sum() == 40 * 3 - resets
 
 
+@pytest.mark.deep
 def test_fragments_of_dicts_and_tuples():
     class Nested(gym.Env):
         observation_space = gym.spaces.Dict(
@@ -116,6 +118,7 @@ def test_fragments_of_dicts_and_tuples():
     assert fragment.nbytes == 4 * 2 * (8 + 8) + 3 * 2 * 8 + 4 * 2 * (8 + 1 + 1)
 
 
+@pytest.mark.deep
 def test_actions_that_end_with_a_dict_come_with_nothing_besides():
     class Env(gym.Env):
         observation_space = gym.spaces.Discrete(99)
@@ -167,6 +170,7 @@ def test_a_run_is_the_same_each_time_whatever_the_workers():
     assert run(0) != run(0, seed=2)
 
 
+@pytest.mark.deep
 def test_each_runner_has_seeds_of_its_own():
     with collector(num_runners=3, fragment_length=1) as made:
         seeds = [next(made).seed for _ in range(3)]
@@ -175,6 +179,7 @@ def test_each_runner_has_seeds_of_its_own():
     assert apart.min() >= 2**16
 
 
+@pytest.mark.deep
 def test_fragments_can_only_be_read_and_outlive_all():
     with collector() as made:
         first = next(made)
@@ -186,6 +191,7 @@ def test_fragments_can_only_be_read_and_outlive_all():
         first.rewards[0] = 1
 
 
+@pytest.mark.deep
 def test_weights_are_taken_as_they_are_when_they_are_set():
     weights = Learner().weights
     with collector(in_flight=1) as made:
@@ -194,6 +200,7 @@ def test_weights_are_taken_as_they_are_when_they_are_set():
         assert not next(made).extras["logits"].any()
 
 
+@pytest.mark.deep
 def test_what_is_closed_is_closed():
     with collector() as made:
         next(made)
@@ -203,6 +210,7 @@ def test_what_is_closed_is_closed():
             call()
 
 
+@pytest.mark.deep
 def test_closed_it_keeps_neither_weights_nor_what_makes_envs():
     gc.collect()
     with collector() as made:
@@ -214,6 +222,7 @@ def test_closed_it_keeps_neither_weights_nor_what_makes_envs():
     assert not [each() for each in kept if each() is not None]
 
 
+@pytest.mark.deep
 def test_what_ends_the_block_is_not_hidden_by_what_an_env_raises_then(caplog):
     class Env(gym.Wrapper):
         def close(self):
@@ -229,6 +238,7 @@ def test_what_ends_the_block_is_not_hidden_by_what_an_env_raises_then(caplog):
         pass
 
 
+@pytest.mark.deep
 def test_a_fragment_that_is_broken_off_is_lost_with_its_runner(caplog):
     """What follows would not begin where the last one ended: another runner goes on."""
 
@@ -253,6 +263,7 @@ def test_a_fragment_that_is_broken_off_is_lost_with_its_runner(caplog):
     assert "Ctrl-C has interrupted" in caplog.text
 
 
+@pytest.mark.deep
 def test_a_node_where_no_runner_lives_ends_what_is_ordered(monkeypatch):
     """What comes by turns would not be the same without it."""
 
@@ -278,6 +289,7 @@ def test_a_node_where_no_runner_lives_ends_what_is_ordered(monkeypatch):
             next(made)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("ordered", [False, True])
 def test_runners_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch, caplog, ordered):
     monkeypatch.setattr("shmvec.cluster.collector.RayCrew", unplugged.Nodes)
@@ -291,6 +303,7 @@ def test_runners_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch, 
         collector(local=False, num_runners=1)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("ordered", [False, True])
 def test_ctrl_c_as_a_runner_is_lost_leaves_its_place_to_another(monkeypatch, ordered):
     def lost(member, until):
@@ -311,6 +324,7 @@ def test_ctrl_c_as_a_runner_is_lost_leaves_its_place_to_another(monkeypatch, ord
         assert next(made).runner == 1
 
 
+@pytest.mark.deep
 def test_what_is_dropped_ends_at_once(monkeypatch):
     """Else an idle process of Ray's would keep runners, and their CPUs, until it ends."""
     ended, end = [], LocalMember.end
@@ -325,6 +339,7 @@ def test_what_is_dropped_ends_at_once(monkeypatch):
         gc.enable()
 
 
+@pytest.mark.deep
 def test_what_was_done_as_ctrl_c_came_is_not_done_again():
     member, done = LocalMember("a member"), []
     member.asked(lambda: done.append(1)).call()  # and then came Ctrl-C
@@ -332,6 +347,7 @@ def test_what_was_done_as_ctrl_c_came_is_not_done_again():
     assert done == [1, 2]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("options", "cpus"),
     [
@@ -369,6 +385,7 @@ def test_shares_of_nodes(monkeypatch, options, cpus):
     assert asked == cpus
 
 
+@pytest.mark.deep
 def test_a_log_line(caplog, monkeypatch):
     with caplog.at_level(logging.INFO, "shmvec.cluster"), collector() as made:
         next(made)
@@ -394,17 +411,19 @@ def unpicklable():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"make_envs": "CartPole-v1"}, TypeError, "make_envs must be callable"),
-        ({"make_policy": None}, TypeError, "make_policy must be callable"),
-        ({"make_policy": unpicklable()}, TypeError, "make_policy cannot be pickled"),
-        ({"make_envs": lambda: 1}, TypeError, r"make_envs\(\) must return a ShmVectorEnv, and"),
-        ({"make_policy": lambda seed: 1}, TypeError, r"make_policy\(seed\) must return a policy"),
         ({"fragment_length": 0}, ValueError, "fragment_length"),
-        ({"num_runners": 0}, ValueError, "num_runners"),
-        ({"in_flight": 0}, ValueError, "in_flight"),
-        ({"cpus_per_runner": 0}, ValueError, "cpus_per_runner must be positive"),
-        ({"pin_runners": True}, ValueError, "pin_runners is for runners that stay on their nodes"),
-        ({"gpus_per_runner": -1}, ValueError, "gpus_per_runner must not be negative"),
+        *deep(
+            ({"make_envs": "CartPole-v1"}, TypeError, "make_envs must be callable"),
+            ({"make_policy": None}, TypeError, "make_policy must be callable"),
+            ({"make_policy": unpicklable()}, TypeError, "make_policy cannot be pickled"),
+            ({"make_envs": lambda: 1}, TypeError, r"make_envs\(\) must return a ShmVectorEnv, and"),
+            ({"make_policy": lambda seed: 1}, TypeError, r"make_policy\(seed\) must return a "),
+            ({"num_runners": 0}, ValueError, "num_runners"),
+            ({"in_flight": 0}, ValueError, "in_flight"),
+            ({"cpus_per_runner": 0}, ValueError, "cpus_per_runner must be positive"),
+            ({"pin_runners": True}, ValueError, "pin_runners is for runners that stay on "),
+            ({"gpus_per_runner": -1}, ValueError, "gpus_per_runner must not be negative"),
+        ),
     ],
 )
 def test_bad_arguments(options, error, message):
@@ -412,6 +431,7 @@ def test_bad_arguments(options, error, message):
         collector(**options)
 
 
+@pytest.mark.deep
 def test_spaces_that_differ():
     made = iter(["CartPole-v1", "Acrobot-v1"])
 
@@ -429,6 +449,7 @@ def test_spaces_that_differ():
         del builtins.made_by_test
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("extras", "message"),
     [
@@ -452,6 +473,7 @@ def test_bad_extras(extras, message):
         next(made)
 
 
+@pytest.mark.deep
 def test_what_a_policy_raises_ends_the_collector():
     def make_policy(seed):
         def policy(observations, env_ids):
@@ -466,6 +488,7 @@ def test_what_a_policy_raises_ends_the_collector():
             next(made)
 
 
+@pytest.mark.deep
 def test_weights_that_nobody_takes():
     def make_policy(seed):
         return lambda observations, env_ids: np.zeros(3, int)
@@ -476,6 +499,7 @@ def test_weights_that_nobody_takes():
         assert next(made).extras == {}
 
 
+@pytest.mark.deep
 def test_weights_that_cannot_be_pickled():
     with collector() as made:
         with pytest.raises(TypeError, match="the weights cannot be pickled"):
@@ -483,6 +507,7 @@ def test_weights_that_cannot_be_pickled():
         assert (next(made).version, made.version) == (0, 0)
 
 
+@pytest.mark.deep
 def test_disabled_autoreset_is_refused():
     with pytest.raises(ValueError, match="NEXT_STEP"):
         next(collector(lambda: make_envs(autoreset_mode=AutoresetMode.DISABLED)))
@@ -496,6 +521,7 @@ def test_ray_is_missing(monkeypatch):
         collector(local=False)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -511,6 +537,7 @@ def test_bad_arguments_of_an_evaluation_on_a_cluster(options, error, message):
         shmvec.evaluate("CartPole-v1", episodes=1, **options)
 
 
+@pytest.mark.deep
 def test_a_vector_env_is_not_sent():
     envs = make_envs(num_workers=0)
     with pytest.raises(ValueError, match="a vector env cannot be sent to other nodes"):
@@ -518,6 +545,7 @@ def test_a_vector_env_is_not_sent():
     envs.close()
 
 
+@pytest.mark.deep
 def test_shares_of_a_machine_are_of_one_numa_node_if_they_fit(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(11)))
     for node, cores in enumerate(["0-2,6-8", "3-5,9-11"]):

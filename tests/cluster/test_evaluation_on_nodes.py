@@ -35,6 +35,7 @@ def balance(observations, env_ids):
     return (observations[:, 2] > 0).astype(int)
 
 
+@pytest.mark.deep
 def test_what_the_last_node_was_lost_of_is_said(monkeypatch):
     def lost(member, until):
         raise Lost("it was unplugged")
@@ -49,6 +50,7 @@ def test_what_the_last_node_was_lost_of_is_said(monkeypatch):
         shmvec.evaluate("CartPole-v1", balance, 4, cluster=True)
 
 
+@pytest.mark.deep
 def test_a_player_that_is_lost_is_started_again_a_few_times(monkeypatch):
     monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", unplugged.Nodes)
     monkeypatch.setattr(LocalCrew, "ready", lambda crew, tickets, timeout: list(tickets))
@@ -56,6 +58,7 @@ def test_a_player_that_is_lost_is_started_again_a_few_times(monkeypatch):
     assert unplugged.TRIED == [*"abbb"]
 
 
+@pytest.mark.deep
 def test_a_node_without_room_is_not_waited_for_at_the_end(monkeypatch):
     finished, finish = [], LocalMember.finish
 
@@ -83,6 +86,7 @@ def test_a_suite_on_nodes_has_the_same_numbers(monkeypatch, tmp_path):
             assert here[name].seeds.tolist() == other[name].seeds.tolist()
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_a_task_that_fails_on_nodes_is_given_up(monkeypatch):
     monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: LocalCrew())
@@ -92,6 +96,7 @@ def test_a_task_that_fails_on_nodes_is_given_up(monkeypatch):
     assert rows(result["good"]) == [row[:4] for row in one_after_the_other(Walk, range(3, 8))]
 
 
+@pytest.mark.deep
 def test_a_node_that_is_lost_costs_a_suite_what_it_had_under_way(monkeypatch, tmp_path):
     """What it has returned is not played again."""
 
@@ -122,6 +127,7 @@ def test_a_node_that_is_lost_costs_a_suite_what_it_had_under_way(monkeypatch, tm
         assert rows(result[name]) == [row[:4] for row in expected]
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_repeats_of_lost_nodes_count_once_and_are_no_faults(monkeypatch, tmp_path):
     under_way = []
@@ -149,6 +155,7 @@ def test_repeats_of_lost_nodes_count_once_and_are_no_faults(monkeypatch, tmp_pat
     assert all(map(math.isnan, seen)) and len(seen) == 4
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_a_task_of_which_a_node_can_build_only_one_env(monkeypatch, tmp_path):
     monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Two())
@@ -159,6 +166,7 @@ def test_a_task_of_which_a_node_can_build_only_one_env(monkeypatch, tmp_path):
     assert set(rows(result["a"])) <= set(expected)  # one of the nodes has it
 
 
+@pytest.mark.deep
 def test_what_a_cluster_refuses():
     for wrong in (dict(time_limit=3.0), dict(video_folder="videos")):
         with pytest.raises(ValueError, match="on a cluster there is no"):

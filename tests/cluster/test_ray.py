@@ -34,6 +34,7 @@ from shmvec.faults import FaultPolicy
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed (the cluster extra has it)", allow_module_level=True)
 
+pytestmark = pytest.mark.deep
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE_S = 60
 
