@@ -7,8 +7,6 @@ import sys
 from importlib import import_module
 
 import numpy as np
-import plangym.vectorization
-from plangym.vectorization.env import VectorizedEnv
 
 from shmvec.adapters.plangym import ParallelEnv
 
@@ -20,6 +18,9 @@ def plain(values):
 
 def main(env_class, name):
     """Steps both from the same states, and as they stand."""
+    import plangym.vectorization
+    from plangym.vectorization.env import VectorizedEnv
+
     module, _, class_name = env_class.partition(":")
     env_class = getattr(import_module(f"plangym.{module}"), class_name)
     old = plangym.vectorization.ParallelEnv(env_class, name, n_workers=2)

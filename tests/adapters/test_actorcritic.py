@@ -35,12 +35,13 @@ from tables import crossed, deep
 from shmvec import WorkerCrashError
 from shmvec.adapters.actorcritic import MultiEnv, SubprocessEnv, create_subprocess_envs
 
-SPLITS = pytest.mark.parametrize("num_workers", [0, 2, *deep(3)])
+SPLITS = pytest.mark.parametrize("num_workers", [2, *deep(0, 3)])
 
 
 # ---- create_subprocess_envs ------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_create_subprocess_envs_returns_one_handle_per_env():
     envs = create_subprocess_envs(counters(3))
     with closing(MultiEnv(envs)):
@@ -62,6 +63,7 @@ def test_create_subprocess_envs_builds_all_in_parallel(tmp_path):
         assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2"}
 
 
+@pytest.mark.deep
 def test_a_runtime_error_of_an_env_fn_is_raised_too(tmp_path):
     def broken():
         with (tmp_path / "calls").open("a") as calls:
@@ -73,12 +75,14 @@ def test_a_runtime_error_of_an_env_fn_is_raised_too(tmp_path):
     assert (tmp_path / "calls").read_text() == "x"
 
 
+@pytest.mark.deep
 def test_an_env_fn_that_dies_raises():
     with pytest.raises(WorkerCrashError, match=r"env 1\) exit code 3"):
         create_subprocess_envs([Counter, lambda: os._exit(3)])
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.deep
 def test_what_cannot_be_envs_is_refused():
     with pytest.raises(ValueError, match="empty"):
         create_subprocess_envs([])
@@ -90,6 +94,7 @@ def test_what_cannot_be_envs_is_refused():
         SubprocessEnv(Counter())
 
 
+@pytest.mark.deep
 def test_handles_may_be_of_different_envs():
     envs = create_subprocess_envs([Counter, partial(Counter, size=5)])
     for env, size in zip(envs, (4, 5), strict=True):
@@ -121,10 +126,12 @@ USES = pytest.mark.parametrize(
     ("name", "use"),
     [
         ("reset()", lambda env: env.reset()),
-        ("step()", lambda env: env.step(0)),
-        ("render()", lambda env: env.render()),
-        ("observation_space", lambda env: env.observation_space),
-        ("action_space", lambda env: env.action_space),
+        *deep(
+            ("step()", lambda env: env.step(0)),
+            ("render()", lambda env: env.render()),
+            ("observation_space", lambda env: env.observation_space),
+            ("action_space", lambda env: env.action_space),
+        ),
     ],
 )
 
@@ -146,6 +153,7 @@ def test_using_an_env_too_early_says_which_call_is_missing(name, use):
         )
 
 
+@pytest.mark.deep
 @USES
 def test_using_an_env_after_close_is_an_error(name, use):
     with started(Counter, num_workers=0) as env:
@@ -155,11 +163,13 @@ def test_using_an_env_after_close_is_an_error(name, use):
             call(env)
 
 
+@pytest.mark.deep
 def test_initialize_before_start_says_so():
     with pytest.raises(ValueError, match=r"Call 'start\(\)' before 'initialize\(\)'"):
         SubprocessEnv(Counter).initialize()
 
 
+@pytest.mark.deep
 def test_an_env_that_could_not_be_built_may_be_started_again(tmp_path):
     def at_second_try():
         if not (tmp_path / "tried").exists():
@@ -181,6 +191,7 @@ def test_an_env_that_could_not_be_built_may_be_started_again(tmp_path):
 # ---- SubprocessEnv.step / reset / render / close, spaces -------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_it_is_a_gymnasium_env():
     with started(lambda: gym.make("CartPole-v1", render_mode="rgb_array")) as env:
@@ -190,6 +201,7 @@ def test_it_is_a_gymnasium_env():
     assert env.spec is None and env.metadata == {} and str(env)
 
 
+@pytest.mark.deep
 def test_render_returns_what_the_env_renders():
     with started(partial(Mortal, "", "/nowhere")) as env:
         env.reset()
@@ -210,6 +222,7 @@ def test_each_handle_can_be_stepped_alone(num_workers):
             assert mine[1:] == theirs[1:]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "space",
     [
@@ -230,6 +243,7 @@ def test_dict_and_tuple_spaces(space):
         assert space.contains(received)
 
 
+@pytest.mark.deep
 def test_a_step_after_the_end_says_which_call_is_missing():
     with started(partial(Counter, length=1), num_workers=0) as env:
         env.reset()
@@ -240,6 +254,7 @@ def test_a_step_after_the_end_says_which_call_is_missing():
         assert env.step(0)[1] == 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("action", "error"), [([1, [2]], ValueError), (0.5, TypeError), ("a", TypeError)]
 )
@@ -251,11 +266,13 @@ def test_wrong_actions_are_refused_before_anything_is_sent(action, error):
         assert env.step(1)[4]["count"] == 1
 
 
+@pytest.mark.deep
 def test_a_wrong_seed_is_refused():
     with started(Counter, num_workers=0) as env, pytest.raises(TypeError, match="seed"):
         env.reset(seed="a")
 
 
+@pytest.mark.deep
 def test_reset_passes_seed_and_options_on():
     with started(Counter) as env:
         alone = Counter()
@@ -286,6 +303,7 @@ def test_lists_in_and_lists_out(num_workers):
             assert results[column] == [row[column] for row in expected]
 
 
+@pytest.mark.deep
 @settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
 @given(
     observations=leaves,
@@ -312,6 +330,7 @@ def test_envs_do_what_they_do_alone(observations, actions, lengths, per_env, ski
                 assert equal(mine, list(row)), f"\n{mine}\n{row}"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("several_groups, wrapped", crossed([False, True], [False, True]))
 def test_envs_are_stepped_in_parallel(several_groups, wrapped):
     barrier = multiprocessing.Barrier(3)
@@ -339,6 +358,7 @@ def test_unequal_spaces_raise():
             MultiEnv(envs)
 
 
+@pytest.mark.deep
 def test_unequal_action_spaces_raise():
     spaces = [gym.spaces.Discrete(2), gym.spaces.Discrete(3)]
     envs = create_subprocess_envs([partial(Spaces, spaces[0], space) for space in spaces])
@@ -347,6 +367,7 @@ def test_unequal_action_spaces_raise():
             MultiEnv(envs)
 
 
+@pytest.mark.deep
 def test_what_is_no_list_of_envs_is_refused():
     with pytest.raises(ValueError, match="at least one"):
         MultiEnv([])
@@ -358,6 +379,7 @@ def test_what_is_no_list_of_envs_is_refused():
         MultiEnv([env, Twice(env)])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("actions", [[1], [1, 1, 1], [1, 0.5], [1, [1, 2]], [1, "a"]])
 @pytest.mark.parametrize("several_groups", [False, True])
 def test_wrong_actions_are_refused_before_anything_is_sent_to_any(actions, several_groups):
@@ -376,6 +398,7 @@ def test_wrong_actions_are_refused_before_anything_is_sent_to_any(actions, sever
         assert [info["count"] for info in together.step([1, 1])[3]] == [1, 1]
 
 
+@pytest.mark.deep
 def test_wrong_actions_are_refused_before_an_env_is_reset_too():
     with multi_env([partial(Counter, length=1), Counter], num_workers=0) as envs:
         envs.reset()
@@ -387,6 +410,7 @@ def test_wrong_actions_are_refused_before_an_env_is_reset_too():
         assert infos[0]["reset_info"] == {"reset": 2} and infos[1]["count"] == 2
 
 
+@pytest.mark.deep
 def test_reset_takes_seeds_and_options_for_each_env():
     with multi_env(counters(2), num_workers=0) as envs:
         first = envs.reset(seed=4, options=[{"a": 1}, None])
@@ -436,6 +460,7 @@ def test_reset_comes_with_the_next_step_and_its_observation_is_in_infos(num_work
         assert all("reset_info" not in info for info in envs.step([1, 1, 1])[3])
 
 
+@pytest.mark.deep
 def test_a_reset_by_hand_ends_the_episode_too():
     with multi_env([partial(Counter, length=1)], num_workers=0) as envs:
         envs.reset()
@@ -445,7 +470,7 @@ def test_a_reset_by_hand_ends_the_episode_too():
 
 
 @pytest.mark.parametrize(
-    ("terminates", "limit", "expected"), [(9, 2, [True]), (2, 2, [False]), (2, 9, [])]
+    ("terminates", "limit", "expected"), [(2, 2, [False]), *deep((9, 2, [True]), (2, 9, []))]
 )
 def test_terminal_is_either_and_infos_say_which(terminates, limit, expected):
     def make():
@@ -462,6 +487,7 @@ def test_terminal_is_either_and_infos_say_which(terminates, limit, expected):
 # ---- envs in wrappers ------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_wrapped_envs_do_what_they_do_alone():
     env_fns = [partial(Counter, length=length) for length in (3, 4, 5)]
     wrapped = [Twice(env) for env in create_subprocess_envs(env_fns)]
@@ -478,6 +504,7 @@ def test_wrapped_envs_do_what_they_do_alone():
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.deep
 def test_wrapped_envs_raise_as_themselves_with_their_index():
     env_fns = [Counter, partial(Failing, "step", LookupError("lost"), at=1)]
     wrapped = [gym.wrappers.FrameStackObservation(e, 2) for e in create_subprocess_envs(env_fns)]
@@ -490,6 +517,7 @@ def test_wrapped_envs_raise_as_themselves_with_their_index():
         assert envs.step([0, None])[1] == [1, None]
 
 
+@pytest.mark.deep
 def test_a_wrappers_own_error_is_raised_and_the_others_are_stepped():
     class Fussy(gym.Wrapper):
         def step(self, action):
@@ -508,6 +536,7 @@ def test_a_wrappers_own_error_is_raised_and_the_others_are_stepped():
         assert [info["count"] for info in envs.step([1, 1])[3]] == [3, 1]
 
 
+@pytest.mark.deep
 def test_wrapped_envs_survive_a_death():
     wrapped = [Twice(env) for env in create_subprocess_envs(counters(2), context="spawn")]
     with closing(MultiEnv(wrapped)) as envs:
@@ -518,6 +547,7 @@ def test_wrapped_envs_survive_a_death():
         assert rewards == [3 + 4, 11 + 12]
 
 
+@pytest.mark.deep
 def test_wrapped_envs_may_be_rendered_and_any_env_will_do():
     class Renders(gym.Wrapper):
         def step(self, action):
@@ -531,6 +561,7 @@ def test_wrapped_envs_may_be_rendered_and_any_env_will_do():
         assert infos == [{"frame": 1, "spec": None}] * 2 + [{"count": 1, "action": 1}]
 
 
+@pytest.mark.deep
 def test_calls_of_wrapped_envs_come_to_an_end_whenever_ctrl_c_comes():
     armed = False
 

@@ -29,6 +29,7 @@ from equality import equal, same, sync_env
 from gymnasium.vector.utils import iterate
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import deep
 
 from shmvec.adapters.ding import (
     AsyncSubprocessEnvManager,
@@ -47,7 +48,7 @@ from shmvec.exchange import AutoresetMode
 # ---- config and defaults ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", MANAGERS)
+@pytest.mark.parametrize("kind", [AsyncSubprocessEnvManager, *deep(*MANAGERS[1:])])
 def test_config_and_defaults(kind):
     cfg = kind.default_config()
     asynchronous = kind is AsyncSubprocessEnvManager
@@ -77,6 +78,7 @@ def test_config_and_defaults(kind):
     assert kind(obedient(1), cfg).env_num == 1
 
 
+@pytest.mark.deep
 def test_config_may_be_a_dict_an_easydict_or_a_configuration():
     class EasyDict(dict):  # as the real one: keys are attributes
         __getattr__ = dict.__getitem__
@@ -88,6 +90,7 @@ def test_config_may_be_a_dict_an_easydict_or_a_configuration():
             assert envs.done
 
 
+@pytest.mark.deep
 def test_config_takes_keys_of_the_program(caplog):
     """As DI-engine's own, in which programs keep what they like."""
     cfg = SyncSubprocessEnvManager.default_config()
@@ -113,23 +116,25 @@ def test_config_takes_keys_of_the_program(caplog):
     ("key", "value", "error"),
     [
         ("episode_num", 0, ValueError),
-        ("episode_num", 1.5, TypeError),
-        ("max_retry", -1, ValueError),
-        ("max_retry", INFINITE, ValueError),
-        ("retry_type", "again", ValueError),
-        ("auto_reset", "yes", TypeError),
-        ("step_timeout", 0, ValueError),
-        ("step_timeout", "long", TypeError),
-        ("reset_timeout", -1, ValueError),
-        ("connect_timeout", 0.0, ValueError),
-        ("step_wait_timeout", -0.1, ValueError),
-        ("retry_waiting_time", None, TypeError),
-        ("retry_waiting_time", -1, ValueError),
-        ("wait_num", 0, ValueError),
-        ("wait_num", None, TypeError),
-        ("context", "thread", ValueError),
-        ("shared_memory", 1, TypeError),
-        ("faults", "restart", TypeError),
+        *deep(
+            ("episode_num", 1.5, TypeError),
+            ("max_retry", -1, ValueError),
+            ("max_retry", INFINITE, ValueError),
+            ("retry_type", "again", ValueError),
+            ("auto_reset", "yes", TypeError),
+            ("step_timeout", 0, ValueError),
+            ("step_timeout", "long", TypeError),
+            ("reset_timeout", -1, ValueError),
+            ("connect_timeout", 0.0, ValueError),
+            ("step_wait_timeout", -0.1, ValueError),
+            ("retry_waiting_time", None, TypeError),
+            ("retry_waiting_time", -1, ValueError),
+            ("wait_num", 0, ValueError),
+            ("wait_num", None, TypeError),
+            ("context", "thread", ValueError),
+            ("shared_memory", 1, TypeError),
+            ("faults", "restart", TypeError),
+        ),
     ],
 )
 def test_config_values_are_checked(key, value, error):
@@ -137,6 +142,7 @@ def test_config_values_are_checked(key, value, error):
         AsyncSubprocessEnvManager(obedient(1), {key: value})
 
 
+@pytest.mark.deep
 def test_config_env_fns_are_checked():
     with pytest.raises(ValueError, match="empty"):
         SyncSubprocessEnvManager([])
@@ -144,6 +150,7 @@ def test_config_env_fns_are_checked():
         SyncSubprocessEnvManager([Obedient, 3])
 
 
+@pytest.mark.deep
 def test_create_env_manager_and_the_types():
     for name, kind in zip(
         ["async_subprocess", "subprocess", "subprocess_v2"], MANAGERS, strict=True
@@ -157,6 +164,7 @@ def test_create_env_manager_and_the_types():
         create_env_manager({"type": "base"}, obedient(2))
 
 
+@pytest.mark.deep
 def test_shared_memory_off_takes_any_space():
     def make():
         env = Obedient()
@@ -170,6 +178,7 @@ def test_shared_memory_off_takes_any_space():
         assert len(envs.step({0: 0, 1: 0})[1].obs) == 4
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("copy_on_get", [True, False])
 def test_copy_on_get(copy_on_get):
     """Copies stay; views may be overwritten by later steps, but not while they are ready_obs."""
@@ -216,6 +225,7 @@ def test_launch_reset_close(num_workers):
         assert envs.stats == [[None]] * 4
 
 
+@pytest.mark.deep
 @KINDS
 def test_reset_param_is_remembered_for_automatic_resets(kind):
     with manager(kind, num_envs=2, wait_num=2, step_wait_timeout=None) as envs:
@@ -230,6 +240,7 @@ def test_reset_param_is_remembered_for_automatic_resets(kind):
         assert envs.reset_infos[1]["options"] == {"b": 1}
 
 
+@pytest.mark.deep
 def test_reset_waits_for_envs_in_flight_and_drops_their_steps():
     door = gate()
     with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=door), num_workers=2,
@@ -245,6 +256,7 @@ def test_reset_waits_for_envs_in_flight_and_drops_their_steps():
         assert envs.ready_obs[0][2] == 0
 
 
+@pytest.mark.deep
 def test_reset_during_an_automatic_reset_comes_after_it():
     door = gate()
     with manager(env_fns=obedient(2, gate=door), num_workers=2) as envs:
@@ -260,6 +272,7 @@ def test_reset_during_an_automatic_reset_comes_after_it():
         assert envs.env_states[0] is EnvState.RUN
 
 
+@pytest.mark.deep
 def test_close_while_envs_are_in_flight():
     door = gate()
     with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=door), num_workers=2,
@@ -272,6 +285,7 @@ def test_close_while_envs_are_in_flight():
         assert envs.ready_env == [0, 1]
 
 
+@pytest.mark.deep
 def test_close_ends_envs_that_hang(monkeypatch):
     """And leaves no zombies: conftest looks."""
     with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=gate()), num_workers=2,
@@ -283,6 +297,7 @@ def test_close_ends_envs_that_hang(monkeypatch):
         assert [process.exitcode is None for process in processes] == [False, False]
 
 
+@pytest.mark.deep
 def test_launch_that_fails_can_be_repeated():
     def broken():
         raise OSError("no simulator")
@@ -299,6 +314,7 @@ def test_launch_that_fails_can_be_repeated():
         assert envs.ready_env == [0, 1]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("call", ["launch", "reset"])
 @pytest.mark.parametrize(
     ("param", "error", "message"),
@@ -325,6 +341,7 @@ def test_bad_reset_params_are_refused_before_anything_is_sent(call, param, error
             assert envs.closed
 
 
+@pytest.mark.deep
 def test_reset_arguments_that_the_env_does_not_take_are_its_error():
     with manager(num_envs=2) as envs:
         envs.launch()
@@ -359,6 +376,7 @@ def test_seed_int_list_dict(num_workers):
         assert [seeds[-1] for seeds in envs.seeds] == [5, 2, None, 4]
 
 
+@pytest.mark.deep
 def test_seed_is_used_by_the_next_reset_be_it_automatic():
     with manager(num_envs=2) as envs:
         envs.launch()
@@ -371,6 +389,7 @@ def test_seed_is_used_by_the_next_reset_be_it_automatic():
         assert envs.seeds == [[None, 3, None], [None, 4]]
 
 
+@pytest.mark.deep
 def test_seed_of_reset_param_comes_first():
     with manager(num_envs=2) as envs:
         envs.seed(3)
@@ -384,6 +403,7 @@ def dynamic(seed, count):
     return [seed + 100 * random.randint(1, 1000) for _ in range(count)]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("inplace", [True, False])
 def test_dynamic_seed_is_another_one_for_every_reset(inplace):
     with manager(num_envs=2, reset_inplace=inplace) as envs:
@@ -403,6 +423,7 @@ def test_dynamic_seed_is_another_one_for_every_reset(inplace):
         assert envs.seeds[0][-2:] == [3, None]
 
 
+@pytest.mark.deep
 def test_dynamic_seed_is_passed_on_to_envs_that_seed_themselves():
     with manager(env_fns=[OfDIEngine] * 2) as envs:
         envs.seed(3, dynamic_seed=False)
@@ -414,6 +435,7 @@ def test_dynamic_seed_is_passed_on_to_envs_that_seed_themselves():
         assert envs.seeded == [[(3, False)], [(4, False), (9, True)]]
 
 
+@pytest.mark.deep
 def test_seed_reaches_the_action_space():
     with manager(num_envs=2) as envs:
         envs.seed(3)
@@ -422,6 +444,7 @@ def test_seed_reaches_the_action_space():
         assert envs.random_action() == {0: space.sample(), 1: space.sample()}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("seed", "error", "message"),
     [
@@ -448,7 +471,7 @@ def test_seed_is_validated(seed, error, message):
 # ---- ready_env, ready_obs, ready_obs_id, ready_imgs ------------------------------------------
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [AsyncSubprocessEnvManager, *deep(SyncSubprocessEnvManager)])
 def test_ready_env_ready_obs_ready_obs_id(kind):
     door = gate()
     with manager(kind, env_fns=obedient(3, gate=door), num_workers=3, wait_num=2,
@@ -465,6 +488,7 @@ def test_ready_env_ready_obs_ready_obs_id(kind):
             assert envs.ready_env == [0, 1, 2]
 
 
+@pytest.mark.deep
 def test_ready_obs_waits_until_at_least_one_is_ready():
     with manager(num_envs=3, num_workers=3) as envs:
         envs.launch()
@@ -474,6 +498,7 @@ def test_ready_obs_waits_until_at_least_one_is_ready():
         assert sum(envs.resets) - 3 == sum(envs.asked)
 
 
+@pytest.mark.deep
 def test_ready_imgs_with_a_render_mode():
     with manager(env_fns=obedient(2, render_mode="rgb_array")) as envs:
         envs.launch()
@@ -496,6 +521,7 @@ def test_ready_imgs_with_a_render_mode():
             _ = closed.ready_imgs
 
 
+@pytest.mark.deep
 def test_ready_imgs_takes_the_last_of_a_list_of_frames():
     def make():
         return gym.wrappers.RenderCollection(Obedient(3, render_mode="rgb_array"))
@@ -509,6 +535,7 @@ def test_ready_imgs_takes_the_last_of_a_list_of_frames():
 # ---- step ------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @KINDS_AND_WORKERS
 def test_step_returns_timesteps_by_env_id(kind, num_workers):
     with manager(kind, num_workers=num_workers, wait_num=4, step_wait_timeout=None) as envs:
@@ -526,6 +553,7 @@ def test_step_returns_timesteps_by_env_id(kind, num_workers):
         assert envs.asked == [1, 0, 1, 0]
 
 
+@pytest.mark.deep
 def test_info_is_what_the_env_returned():
     """A batch of infos would have one dtype for all envs."""
     with manager() as envs:
@@ -551,6 +579,7 @@ def test_done_is_terminated_or_truncated_and_info_says_which():
         assert steps[0].obs[:3].tolist() == [0, 1, 1]  # the last observation of the episode
 
 
+@pytest.mark.deep
 def test_rewards_that_are_arrays():
     with manager(num_envs=2, reset_inplace=True) as envs:
         envs.launch()
@@ -562,6 +591,7 @@ def test_rewards_that_are_arrays():
         assert last.done and last.reward.tolist() == [1.0, 0.0] and last.info["final_obs"][2] == 4
 
 
+@pytest.mark.deep
 def test_numbers_may_be_arrays_of_one():
     """As policies of DI-engine give them."""
     with manager(num_envs=2) as envs:
@@ -579,6 +609,7 @@ def test_numbers_may_be_arrays_of_one():
         assert envs.count == [1, 1]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_actions_of_another_shape_are_handed_on(shared_memory):
     box = gym.spaces.Box(-1, 1, (1,), np.float32)
@@ -589,6 +620,7 @@ def test_actions_of_another_shape_are_handed_on(shared_memory):
         assert [step.info["given"].tolist() for step in steps.values()] == [[0] * 3, [1] * 3]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_envs_of_di_engine_get_numbers_as_they_were_given(shared_memory):
     """Some of them take nothing but arrays."""
@@ -606,6 +638,7 @@ def test_envs_of_di_engine_get_numbers_as_they_were_given(shared_memory):
                 envs.step({1: action})
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("actions", "error", "message"),
     [
@@ -631,6 +664,7 @@ def test_only_envs_in_run_are_stepped_and_bad_actions_are_refused(actions, error
         assert list(envs.step({0: 0, 2: 0})) == [0, 2]
 
 
+@pytest.mark.deep
 def test_an_env_in_flight_is_not_stepped_again():
     door = gate()
     with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=door), num_workers=2,
@@ -643,7 +677,7 @@ def test_an_env_in_flight_is_not_stepped_again():
         assert list(envs.step({})) == [0]
 
 
-@pytest.mark.parametrize("timeout", [None, 0.01, DEADLINE, 60])
+@pytest.mark.parametrize("timeout", [None, *deep(0.01, DEADLINE, 60)])
 def test_async_step_returns_when_wait_num_are_ready(timeout):
     door = gate()
     with manager(AsyncSubprocessEnvManager, env_fns=obedient(4, gate=door), num_workers=4,
@@ -658,6 +692,7 @@ def test_async_step_returns_when_wait_num_are_ready(timeout):
         assert sorted(got) == [0, 1, 2, 3]
 
 
+@pytest.mark.deep
 def test_async_step_returns_when_the_time_is_up():
     door = gate()
     with manager(AsyncSubprocessEnvManager, env_fns=obedient(4, gate=door), num_workers=4,
@@ -673,6 +708,7 @@ def test_async_step_returns_when_the_time_is_up():
         assert sorted(got) == [0, 1, 2, 3]
 
 
+@pytest.mark.deep
 def test_async_step_returns_at_least_one_that_is_not_done():
     door = gate()
     with manager(AsyncSubprocessEnvManager, env_fns=obedient(3, gate=door), num_workers=3,
@@ -689,6 +725,7 @@ def test_async_step_returns_at_least_one_that_is_not_done():
         assert len(steps) == 3 and all(step.done for step in steps.values())
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_async_order_is_fair(num_workers):
     """Each action has one result; of envs in one worker none is overtaken by one asked later."""
@@ -716,6 +753,7 @@ def test_async_order_is_fair(num_workers):
         assert taken == given
 
 
+@pytest.mark.deep
 def test_upstream_naive():
     """What DI-engine's own test of the asynchronous manager does."""
     random = np.random.default_rng(0)
@@ -752,6 +790,7 @@ SPACES = [
 ]
 
 
+@pytest.mark.deep
 @settings(max_examples=25, deadline=None)
 @given(
     kind=st.sampled_from([SyncSubprocessEnvManager, AsyncSubprocessEnvManager]),

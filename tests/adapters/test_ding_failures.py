@@ -56,6 +56,7 @@ def usable(envs):
 # ---- retries ---------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @WORKERS
 def test_retries_of_a_failing_reset_by_renewing(num_workers):
     with manager(num_workers=num_workers, max_retry=2, retry_type="renew") as envs:
@@ -68,6 +69,7 @@ def test_retries_of_a_failing_reset_by_renewing(num_workers):
         assert usable(envs)
 
 
+@pytest.mark.deep
 def test_renewing_replaces_the_process_of_that_env_alone():
     with manager(max_retry=3, retry_type="renew") as envs:
         envs.launch()
@@ -82,7 +84,10 @@ def test_renewing_replaces_the_process_of_that_env_alone():
         assert envs.resets == [1, 2, 1, 1]  # the last try, and then ours
 
 
-@pytest.mark.parametrize("num_workers, retry_type", crossed([0, 2, 4], ["reset", "renew"]))
+@pytest.mark.parametrize(
+    "num_workers, retry_type",
+    [(2, "reset"), *deep((0, "reset"), (4, "reset"), (0, "renew"), (2, "renew"), (4, "renew"))],
+)
 def test_retries_end_in_a_runtime_error_with_the_last_cause(retry_type, num_workers):
     with manager(num_workers=num_workers, max_retry=3, retry_type=retry_type) as envs:
         envs.launch()
@@ -105,6 +110,7 @@ def test_retries_end_in_a_runtime_error_with_the_last_cause(retry_type, num_work
             assert envs.stats[1][-2:] == ["error once", "error once"] and envs.pid == pids
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("failing", [RAISE, KILL, "reset"])
 def test_launch_after_a_step_or_reset_that_has_failed_starts_anew(failing):
     """Programs of DI-engine recover so: its managers close when an env fails."""
@@ -128,6 +134,7 @@ def test_launch_after_a_step_or_reset_that_has_failed_starts_anew(failing):
         assert usable(envs)
 
 
+@pytest.mark.deep
 def test_retries_wait_retry_waiting_time():
     with manager(num_envs=2, max_retry=3, retry_waiting_time=0.1) as envs:
         begin = time.monotonic()
@@ -136,6 +143,7 @@ def test_retries_wait_retry_waiting_time():
         assert time.monotonic() - begin >= 0.2
 
 
+@pytest.mark.deep
 def test_retries_of_an_automatic_reset_in_the_background():
     with manager(num_envs=2, max_retry=2) as envs:
         envs.launch({0: {"stat": "error later"}, 1: {}})
@@ -146,6 +154,7 @@ def test_retries_of_an_automatic_reset_in_the_background():
         assert envs.resets[0] == 3
 
 
+@pytest.mark.deep
 def test_an_automatic_reset_that_fails_for_good_is_raised_once():
     with manager(num_envs=2) as envs:
         envs.launch({0: {"stat": "error later"}, 1: {}})
@@ -158,6 +167,7 @@ def test_an_automatic_reset_that_fails_for_good_is_raised_once():
         assert usable(envs)
 
 
+@pytest.mark.deep
 @PROCESSES
 def test_a_process_that_dies_in_a_reset_is_revived(num_workers):
     with manager(num_workers=num_workers, max_retry=3) as envs:
@@ -169,6 +179,7 @@ def test_a_process_that_dies_in_a_reset_is_revived(num_workers):
         assert usable(envs)
 
 
+@pytest.mark.deep
 def test_env_fns_that_fail_on_renewal_end_after_some_tries(tmp_path):
     made = tmp_path / "made"
 
@@ -188,6 +199,7 @@ def test_env_fns_that_fail_on_renewal_end_after_some_tries(tmp_path):
         assert usable(envs)
 
 
+@pytest.mark.deep
 def test_renewals_of_a_long_run_are_not_too_many():
     with manager(num_envs=1, max_retry=1, step_timeout=5) as envs:
         envs.launch()
@@ -201,6 +213,7 @@ def test_renewals_of_a_long_run_are_not_too_many():
 # ---- a failing step follows the fault policy -------------------------------------------------
 
 
+@pytest.mark.deep
 @KINDS_AND_WORKERS
 def test_a_step_that_raises_is_raised_and_the_others_have_stepped(kind, num_workers):
     with manager(kind, num_workers=num_workers, wait_num=4, step_wait_timeout=None) as envs:
@@ -217,6 +230,7 @@ def test_a_step_that_raises_is_raised_and_the_others_have_stepped(kind, num_work
         assert usable(envs)
 
 
+@pytest.mark.deep
 @PROCESSES
 def test_a_process_that_dies_in_a_step_is_raised_and_revived_by_reset(num_workers):
     with manager(num_workers=num_workers) as envs:
@@ -231,6 +245,7 @@ def test_a_process_that_dies_in_a_step_is_raised_and_revived_by_reset(num_worker
         assert usable(envs)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers, cure", crossed([0, 2, 4], ["reset", "restart"]))
 def test_fault_policy_on_error(num_workers, cure):
     with manager(num_workers=num_workers, faults=FaultPolicy(on_error=cure)) as envs:
@@ -249,6 +264,7 @@ def test_fault_policy_on_error(num_workers, cure):
         assert usable(envs)
 
 
+@pytest.mark.deep
 def test_ctrl_c_in_an_env_is_no_fault():
     class Interrupted(Obedient):
         def step(self, action):
@@ -264,6 +280,7 @@ def test_ctrl_c_in_an_env_is_no_fault():
         assert envs.ready_env == [0]
 
 
+@pytest.mark.deep
 def test_fault_policy_limits_hold():
     policy = FaultPolicy(on_error="reset", max_restarts=2)
     with manager(num_envs=2, num_workers=2, faults=policy) as envs:
@@ -274,6 +291,7 @@ def test_fault_policy_limits_hold():
         assert envs.closed
 
 
+@pytest.mark.deep
 @PROCESSES
 def test_fault_policy_on_crash(num_workers):
     with manager(num_workers=num_workers, faults=FaultPolicy(on_crash="restart")) as envs:
@@ -286,6 +304,7 @@ def test_fault_policy_on_crash(num_workers):
         assert usable(envs)
 
 
+@pytest.mark.deep
 def test_siblings_of_an_env_that_hangs_are_truncated_not_blamed():
     with manager(num_workers=2, step_timeout=0.3) as envs:
         envs.seed(4)
@@ -304,7 +323,7 @@ def test_siblings_of_an_env_that_hangs_are_truncated_not_blamed():
 # ---- timeouts --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [1, 0.3, np.float32(0.3)])
+@pytest.mark.parametrize("limit", [0.3, *deep(1, np.float32(0.3))])
 def test_step_timeout_may_be_a_float(limit):
     with manager(num_envs=2, step_timeout=limit) as envs:
         envs.launch()
@@ -330,6 +349,7 @@ class Deaf(Obedient):
         return super().step(action)
 
 
+@pytest.mark.deep
 def test_step_timeout_in_c_code_by_replacing_the_process():
     with manager(env_fns=[Deaf] * 2, step_timeout=0.2) as envs:
         envs.launch()
@@ -339,6 +359,7 @@ def test_step_timeout_in_c_code_by_replacing_the_process():
         assert len(envs.step({0: 0, 1: 0})) == 2
 
 
+@pytest.mark.deep
 def test_step_timeout_with_a_fault_policy():
     for cure in "restart", "reset":
         policy = FaultPolicy(on_timeout=cure, step_timeout=0.3)
@@ -351,6 +372,7 @@ def test_step_timeout_with_a_fault_policy():
             assert usable(envs)
 
 
+@pytest.mark.deep
 def test_step_timeout_in_any_thread():
     found = []
 
@@ -369,6 +391,7 @@ def test_step_timeout_in_any_thread():
     assert found == [0, True]
 
 
+@pytest.mark.deep
 def test_reset_timeout_is_tried_again(tmp_path):
     stat = {"stat": "hang once", "options": str(tmp_path / "been there")}
     with manager(num_envs=2, max_retry=2, reset_timeout=0.3) as envs:
@@ -378,6 +401,7 @@ def test_reset_timeout_is_tried_again(tmp_path):
         assert envs.seeds == [[5], [6]]  # the new process's too: renewal keeps the seed
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("retry_type", ["reset", "renew"])
 def test_reset_timeout_too_often_is_an_error(retry_type):
     with manager(num_envs=2, max_retry=2, reset_timeout=0.2, retry_type=retry_type) as envs:
@@ -389,6 +413,7 @@ def test_reset_timeout_too_often_is_an_error(retry_type):
         assert usable(envs)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_connect_timeout_in_the_parent(tmp_path, num_workers):
     stat = {"stat": "hang once", "options": str(tmp_path / "been there")}
@@ -402,6 +427,7 @@ def test_connect_timeout_in_the_parent(tmp_path, num_workers):
         assert usable(envs)
 
 
+@pytest.mark.deep
 def test_timeouts_need_processes_and_one_value():
     with manager(num_workers=0, step_timeout=1) as envs, pytest.raises(ValueError, match="worker"):
         envs.launch()
@@ -427,6 +453,7 @@ def test_abnormal_timestep_puts_that_env_in_error_and_the_others_go_on(kind, num
         assert usable(envs)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "num_workers, action", crossed([0, 2, 4], [UNREADABLE, NO_INFO, UNPICKLABLE])
 )
@@ -450,6 +477,7 @@ class Unfit(Obedient):
         return (np.zeros(9) if self.resets == 2 else observation), info
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("max_retry", [1, 2])
 def test_a_reset_that_cannot_be_read_has_failed(max_retry):
     with manager(env_fns=[Unfit, Obedient], max_retry=max_retry) as envs:
@@ -463,6 +491,7 @@ def test_a_reset_that_cannot_be_read_has_failed(max_retry):
         assert envs.ready_env == [0, 1] and envs.resets[0] == 3
 
 
+@pytest.mark.deep
 def test_v2_abnormal_and_faults():
     with manager(SubprocessEnvManagerV2, faults=FaultPolicy(on_error="reset")) as envs:
         envs.launch()
@@ -479,6 +508,7 @@ def test_v2_abnormal_and_faults():
 # ---- faults of the original, which are not here ----------------------------------------------
 
 
+@pytest.mark.deep
 def test_fault_ready_obs_returns_when_all_are_in_error_or_need_a_reset():
     with manager(num_envs=2, auto_reset=False) as envs:
         envs.launch()
@@ -486,6 +516,7 @@ def test_fault_ready_obs_returns_when_all_are_in_error_or_need_a_reset():
         assert envs.ready_obs == {}
 
 
+@pytest.mark.deep
 def test_fault_ready_obs_raises_when_a_reset_has_failed():
     with manager(num_envs=2) as envs:
         envs.launch({env: {"stat": "error later"} for env in range(2)})
@@ -501,6 +532,7 @@ def test_fault_ready_obs_raises_when_a_reset_has_failed():
         assert usable(envs)
 
 
+@pytest.mark.deep
 def test_fault_retry_type_reset_revives_a_dead_process():
     with manager(num_envs=2, num_workers=2, max_retry=2) as envs:
         envs.launch()
@@ -509,6 +541,7 @@ def test_fault_retry_type_reset_revives_a_dead_process():
         assert len(envs.step({0: 0, 1: 0})) == 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("retry_type", ["reset", "renew"])
 def test_fault_renewing_does_not_lose_the_seed(retry_type):
     """Neither one that waits for its use, nor one that was used: another run is the same one."""
@@ -535,6 +568,7 @@ def test_fault_renewing_does_not_lose_the_seed(retry_type):
     assert play() == first
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_fault_abnormal_steps_return_no_stale_observations(shared_memory):
     with manager(num_envs=2, shared_memory=shared_memory) as envs:
@@ -552,6 +586,7 @@ class OwnAbnormal(Obedient):
         return observation, reward, over, cut, {**info, "abnormal": True}
 
 
+@pytest.mark.deep
 def test_fault_abnormal_steps_return_the_observation_that_the_env_gave():
     with manager(env_fns=[OwnAbnormal]) as envs:
         envs.launch()
@@ -563,6 +598,7 @@ def test_fault_abnormal_steps_return_the_observation_that_the_env_gave():
 # ---- everything at once ----------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @KINDS
 @pytest.mark.parametrize("num_workers", [2, 4])
 def test_under_fire_every_episode_is_whole_or_marked(kind, num_workers):

@@ -18,7 +18,8 @@ with warnings.catch_warnings():  # of its own imports
     warnings.simplefilter("ignore")
     envs_of_ding = pytest.importorskip("ding.envs")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.deep
+pytestmark = [pytestmark, pytest.mark.filterwarnings("ignore")]
 
 
 class Drawn:

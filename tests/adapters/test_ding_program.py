@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep
 PROGRAM = Path(__file__).parents[2] / "examples" / "coming_from" / "ding_program.py"
 
 with warnings.catch_warnings():  # of its own imports
@@ -15,7 +16,6 @@ with warnings.catch_warnings():  # of its own imports
     pytest.importorskip("ding.framework.middleware")
 
 
-@pytest.mark.deep
 def test_the_pipeline_runs(tmp_path):
     ran = subprocess.run(
         [sys.executable, PROGRAM, "--env-steps", "200"],

@@ -33,6 +33,7 @@ from shmvec.adapters.ding import (
 # ---- attributes ------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_attributes_are_forwarded_as_lists():
     with manager() as envs:
         with pytest.raises(AttributeError, match="while it is launched"):
@@ -46,6 +47,7 @@ def test_attributes_are_forwarded_as_lists():
         assert list(envs.step({0: 0})) == [0]
 
 
+@pytest.mark.deep
 def test_attributes_are_read_while_envs_are_in_flight():
     door = gate()
     with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=door), num_workers=2,
@@ -74,6 +76,7 @@ def test_method_name_list_only_listed_methods_are_called():
         assert envs.user_defined(plus=5) == [5, 6]
 
 
+@pytest.mark.deep
 def test_spaces():
     with manager(num_envs=2) as envs:
         assert envs.observation_space == Obedient.observation_space
@@ -85,6 +88,7 @@ def test_spaces():
         assert envs.reward_space == OfDIEngine.reward_space
 
 
+@pytest.mark.deep
 @WORKERS
 @pytest.mark.parametrize("says_none", [False, True])
 def test_spaces_that_exist_only_after_the_first_reset(num_workers, says_none):
@@ -101,6 +105,7 @@ def test_spaces_that_exist_only_after_the_first_reset(num_workers, says_none):
         assert envs.step({2: 1})[2].obs.tolist() == [1, 1]
 
 
+@pytest.mark.deep
 def test_spaces_of_gym():
     """Which need not be installed: these here have its names."""
     with manager(env_fns=[OfGym] * 2) as envs:
@@ -115,6 +120,7 @@ def test_spaces_of_gym():
         assert step.obs["seen"].tolist() == [0.5, 0.5] and step.obs["bits"].tolist() == [1, 0]
 
 
+@pytest.mark.deep
 def test_envs_in_the_shapes_of_di_engine():
     with manager(env_fns=[OfDIEngine] * 2) as envs:
         envs.launch()
@@ -161,6 +167,7 @@ def write_counts(monkeypatch):
     monkeypatch.setattr(gym.wrappers.RecordVideo, "stop_recording", stop_recording)
 
 
+@pytest.mark.deep
 def test_enable_save_replay_works_with_record_video(tmp_path, monkeypatch):
     with_moviepy = importlib.util.find_spec("moviepy") is not None
     if not with_moviepy:
@@ -179,6 +186,7 @@ def test_enable_save_replay_works_with_record_video(tmp_path, monkeypatch):
         assert [path.read_text() for path in found] == ["3"] * 4
 
 
+@pytest.mark.deep
 def test_enable_save_replay_of_envs_that_do_not_render_says_so(tmp_path):
     with manager(num_envs=1) as envs:
         envs.enable_save_replay(str(tmp_path))
@@ -213,6 +221,7 @@ def test_v2_takes_arrays_and_returns_records(num_workers):
         assert envs.step([]) == []
 
 
+@pytest.mark.deep
 def test_v2_actions_are_for_the_observations_that_were_shown():
     """A reset that ends between ready_obs and step does not shift them."""
     door = gate()
@@ -230,6 +239,7 @@ def test_v2_actions_are_for_the_observations_that_were_shown():
         assert envs.asked == [1, 2, 2]
 
 
+@pytest.mark.deep
 def test_v2_refuses_other_numbers_of_actions():
     with manager(SubprocessEnvManagerV2) as envs:
         with pytest.raises(ManagerClosedError):
@@ -243,6 +253,7 @@ def test_v2_refuses_other_numbers_of_actions():
         assert envs.asked == [0] * 4
 
 
+@pytest.mark.deep
 def test_v2_of_nested_observations():
     def make():
         space = gym.spaces.Dict(a=gym.spaces.Box(0, 1, (2,)), b=gym.spaces.Discrete(4))
@@ -255,6 +266,7 @@ def test_v2_of_nested_observations():
         assert envs.step([0, 1, 0])[2].obs["a"].shape == (2,)
 
 
+@pytest.mark.deep
 def test_v2_records_are_treetensors_if_that_is_installed():
     tnp = pytest.importorskip("treetensor.numpy")
     with manager(SubprocessEnvManagerV2) as envs:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from ding_envs import ABNORMAL, END, gate, obedient
+from tables import deep
 
 from shmvec.adapters.ding import (
     AsyncSubprocessEnvManager,
@@ -29,6 +30,7 @@ class Watched(SyncSubprocessEnvManager):
         super().reset(reset_param)
 
 
+@pytest.mark.deep
 def test_the_states_are_those_of_di_engine():
     assert [(state.name, state.value) for state in EnvState] == [
         ("VOID", 0), ("INIT", 1), ("RUN", 2), ("RESET", 3), ("DONE", 4), ("ERROR", 5),
@@ -36,6 +38,7 @@ def test_the_states_are_those_of_di_engine():
     ]  # fmt: skip
 
 
+@pytest.mark.deep
 def test_void_to_init_by_launch_and_init_to_run():
     with manager(kind=Watched) as envs:
         assert envs.env_states == {0: VOID, 1: VOID}
@@ -44,6 +47,7 @@ def test_void_to_init_by_launch_and_init_to_run():
         assert envs.env_states == {0: RUN, 1: RUN}
 
 
+@pytest.mark.deep
 def test_run_to_reset_to_run_at_an_episodes_end():
     door = gate()
     with manager(gate=door) as envs:
@@ -74,6 +78,7 @@ def test_run_to_run_if_reset_is_in_place():
         assert envs.reset_infos[0] == {"stat": None, "options": None}
 
 
+@pytest.mark.deep
 def test_reset_inplace_is_reproducible():
     def play():
         with manager(num_envs=3, reset_inplace=True) as envs:
@@ -88,11 +93,13 @@ def test_reset_inplace_is_reproducible():
     assert play() == play()
 
 
+@pytest.mark.deep
 def test_reset_inplace_with_auto_reset_false_is_refused():
     with pytest.raises(ValueError, match="reset_inplace is unavailable"):
         manager(reset_inplace=True, auto_reset=False)
 
 
+@pytest.mark.deep
 def test_run_to_reset_if_the_reset_in_place_fails():
     with manager(reset_inplace=True, max_retry=2, retry_waiting_time=0) as envs:
         envs.launch({0: {"stat": "error later"}, 1: {}})
@@ -118,6 +125,7 @@ def test_run_to_need_reset_to_run_if_auto_reset_is_off():
         assert envs.env_states == {0: DONE, 1: NEED_RESET}
 
 
+@pytest.mark.deep
 def test_upstream_reset_without_auto_reset_all_at_once_or_each():
     for each in (False, True):
         with manager(num_envs=4, auto_reset=False, episode_num=2) as envs:
@@ -134,7 +142,7 @@ def test_upstream_reset_without_auto_reset_all_at_once_or_each():
             assert set(envs.env_states.values()) == {DONE}
 
 
-@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("inplace", [False, *deep(True)])
 def test_run_to_done_after_episode_num_episodes(inplace):
     with manager(episode_num=2, reset_inplace=inplace) as envs:
         envs.launch()
@@ -155,6 +163,7 @@ def test_run_to_done_after_episode_num_episodes(inplace):
         assert envs.ready_obs == envs.step({}) == {}
 
 
+@pytest.mark.deep
 def test_done_to_run_by_reset_for_one_more_episode():
     with manager(episode_num=1) as envs:
         envs.launch()
@@ -168,6 +177,7 @@ def test_done_to_run_by_reset_for_one_more_episode():
         assert envs.episode_count == {0: 0, 1: 0}
 
 
+@pytest.mark.deep
 def test_every_state_to_void_by_close():
     door = gate()
     with manager(6, AsyncSubprocessEnvManager, door, episode_num=2, auto_reset=True, wait_num=5,
@@ -185,6 +195,7 @@ def test_every_state_to_void_by_close():
         assert set(envs.env_states.values()) == {VOID}
 
 
+@pytest.mark.deep
 def test_the_table_in_the_docs_has_all_states():
     page = Path(__file__).parents[2] / "docs" / "coming-from" / "di-engine.md"
     arrows = re.findall(r"^\| ([A-Z_]+|any) \| ([A-Z_]+) \|", page.read_text(), re.M)

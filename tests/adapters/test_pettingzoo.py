@@ -3,6 +3,7 @@
 import os
 import warnings
 from contextlib import closing
+from itertools import product
 
 import gymnasium as gym
 import numpy as np
@@ -17,14 +18,18 @@ from gymnasium.error import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import crossed, deep
+from tables import deep
 
 from shmvec import FaultPolicy
 from shmvec.adapters.pettingzoo import ParallelVectorEnv
 
 DEADLINE = 30.0
 NUM_ENVS = 4
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(NUM_ENVS)])
+WORKERS = pytest.mark.parametrize("num_workers", [2, *deep(0, NUM_ENVS)])
+WORKERS_AND_MODES = pytest.mark.parametrize(
+    "num_workers, mode",
+    [(2, MODES[0]), *deep(*product([2], MODES[1:]), *product([0, NUM_ENVS], MODES))],
+)
 
 
 def zeros(space):
@@ -143,6 +148,7 @@ def sampled(envs, seed=None):
 # ---- the interface -----------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @WORKERS
 def test_spaces_by_agent(num_workers):
     with vector_env(num_workers=num_workers) as envs:
@@ -161,6 +167,7 @@ def test_spaces_by_agent(num_workers):
             envs.observation_space("dan")
 
 
+@pytest.mark.deep
 @WORKERS
 def test_reset_takes_seeds_and_options(num_workers):
     with vector_env(num_workers=num_workers) as envs:
@@ -181,7 +188,7 @@ def test_reset_takes_seeds_and_options(num_workers):
             envs.reset(seed=[1])
 
 
-@pytest.mark.parametrize("num_workers, mode", crossed([0, 2, NUM_ENVS], MODES))
+@WORKERS_AND_MODES
 def test_agents_die_are_born_and_begin_again(num_workers, mode):
     """Some of LIVES has each: a death, a birth within the episode, another set of agents."""
     with vector_env(num_workers=num_workers, autoreset_mode=mode) as envs:
@@ -210,6 +217,7 @@ def test_agents_die_are_born_and_begin_again(num_workers, mode):
             assert str(ours) == str(one.env.received)
 
 
+@pytest.mark.deep
 def test_what_is_returned_for_agents_that_are_not_there():
     with vector_env([lambda: Band(first=2)]) as envs:  # only bob, who dies at once
         observations, _ = envs.reset(seed=1)
@@ -245,6 +253,7 @@ def test_final_observations_by_agent(num_workers):
         assert envs.alive["ann"].all()
 
 
+@pytest.mark.deep
 def test_final_infos_by_agent():
     with vector_env([lambda: Band([{"ann": (0, 1), "cid": (0, 1)}])] * 2,
                     autoreset_mode="SameStep") as envs:  # fmt: skip
@@ -256,6 +265,7 @@ def test_final_infos_by_agent():
         assert "final_info" not in infos["bob"]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_infos_by_agent(num_workers):
     with vector_env(num_workers=num_workers) as envs:
@@ -271,6 +281,7 @@ def test_infos_by_agent(num_workers):
         assert infos["bob"] == {}
 
 
+@pytest.mark.deep
 @WORKERS
 def test_calls_attributes_and_render(num_workers):
     with vector_env(num_workers=num_workers) as envs:
@@ -299,6 +310,7 @@ class Wrapped:
         return getattr(self.__dict__["env"], name)
 
 
+@pytest.mark.deep
 def test_attributes_are_set_where_they_are():
     made = []
 
@@ -315,6 +327,7 @@ def test_attributes_are_set_where_they_are():
         assert envs.get_attr("episode") == (6, 7)
 
 
+@pytest.mark.deep
 def test_arrays_are_yours():
     with vector_env() as envs:
         results = [envs.reset(seed=1), envs.alive]
@@ -329,7 +342,8 @@ def test_arrays_are_yours():
 # ---- masks and partial batches -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers, mode", crossed([0, 2, NUM_ENVS], MODES))
+@pytest.mark.deep
+@WORKERS_AND_MODES
 def test_step_of_some_envs(num_workers, mode):
     with vector_env(num_workers=num_workers, autoreset_mode=mode) as envs:
         envs.reset(seed=1)
@@ -371,6 +385,7 @@ def test_partial_batches(num_workers):
                 waiting[env] = (alone[env].step, (given,))
 
 
+@pytest.mark.deep
 @WORKERS
 def test_calls_in_two_halves(num_workers):
     with vector_env(num_workers=num_workers) as envs, vector_env() as whole:
@@ -433,6 +448,7 @@ BAD = [
 ]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_bad_actions_are_refused_before_anything_is_sent(num_workers):
     with vector_env(num_workers=num_workers) as envs:
@@ -455,6 +471,7 @@ def test_bad_actions_are_refused_before_anything_is_sent(num_workers):
         envs.step(sampled(envs))
 
 
+@pytest.mark.deep
 def test_an_episode_that_is_over_must_be_reset_if_nobody_does():
     with vector_env(autoreset_mode="Disabled") as envs:
         envs.reset()
@@ -465,6 +482,7 @@ def test_an_episode_that_is_over_must_be_reset_if_nobody_does():
         envs.step(sampled(envs))
 
 
+@pytest.mark.deep
 def test_the_first_reset_may_be_of_some_envs():
     with vector_env() as envs:
         mask = np.array([True, False, True, False])
@@ -503,6 +521,7 @@ class Silent(Band):
         return observations, *rest
 
 
+@pytest.mark.deep
 @WORKERS
 def test_envs_must_have_the_same_agents_and_spaces(num_workers):
     fns = [Band, Band, lambda: Band(agents=("ann", "bob")), Band]
@@ -515,6 +534,7 @@ def test_envs_must_have_the_same_agents_and_spaces(num_workers):
         ParallelVectorEnv([Band, Band, Band, Other], num_workers=num_workers)
 
 
+@pytest.mark.deep
 def test_what_is_no_parallel_env():
     with pytest.raises(TypeError, match="without the methods observation_space.*ParallelEnv"):
         ParallelVectorEnv([lambda: gym.make("CartPole-v1")])
@@ -528,6 +548,7 @@ def test_what_is_no_parallel_env():
         ParallelVectorEnv([Band], nonsense=1)
 
 
+@pytest.mark.deep
 def test_a_parallel_env_without_possible_agents_raises_what_is_missing():
     def make():
         env = Band()
@@ -538,6 +559,7 @@ def test_a_parallel_env_without_possible_agents_raises_what_is_missing():
         ParallelVectorEnv([make])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "where", ["observations", "rewards", "terminations", "truncations", "infos", "agents"]
 )
@@ -553,6 +575,7 @@ def test_agents_that_there_cannot_be(where):
             envs.step(sampled(envs))
 
 
+@pytest.mark.deep
 def test_an_agent_that_is_alive_needs_an_observation():
     with vector_env([Silent], num_workers=0) as envs:
         envs.reset()
@@ -571,6 +594,7 @@ class Lingering(Band):
         return results
 
 
+@pytest.mark.deep
 def test_agents_that_are_done_are_dead_whatever_the_env_says():
     with vector_env([lambda: Lingering([{"ann": (0, 1), "bob": (0, 1)}])] * 2) as envs:
         envs.reset()
@@ -608,6 +632,7 @@ def test_an_env_without_agents_goes_on_with_those_it_tells_something():
             assert envs.alive["bob"].all() and not envs.alive["cid"].any()
 
 
+@pytest.mark.deep
 def test_agents_may_have_names_that_are_no_strings():
     class Numbered(Band):
         def __init__(self):
@@ -638,6 +663,7 @@ class Listing(Band):
         return tuple(np.int64(i) for i in range(self.turn))
 
 
+@pytest.mark.deep
 def test_observations_without_a_fixed_size_are_messages():
     with pytest.raises((TypeError, ValueError), match="shared_memory=False"):
         ParallelVectorEnv([Listing])
@@ -673,7 +699,10 @@ def unlucky(how):
     return [lambda env=env: make(env) for env in range(2)]
 
 
-@pytest.mark.parametrize("how, mode", crossed(["raise", "kill"], MODES))
+@pytest.mark.parametrize(
+    "how, mode",
+    [("kill", MODES[0]), *deep(*product(["kill"], MODES[1:]), *product(["raise"], MODES))],
+)
 def test_a_policy_truncates_the_agents_of_an_env_that_failed(how, mode):
     policy = FaultPolicy(on_error="reset", on_crash="restart")
     fns = unlucky(how)
@@ -722,6 +751,7 @@ def episodes(draw):
     return found
 
 
+@pytest.mark.deep
 @settings(max_examples=15, deadline=None)
 @given(st.data(), episodes(), st.integers(1, 5), st.sampled_from(MODES), st.booleans())
 def test_every_env_is_as_if_it_were_alone(data, lives, num_envs, mode, shared_memory):
@@ -761,6 +791,7 @@ def real(name):
         return getattr(pytest.importorskip(f"{package}.{module}"), make)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "name",
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep
 PROGRAMS = Path(__file__).parents[2] / "examples" / "coming_from"
 DEADLINE = 110.0
 # By program: what it needs, its arguments here, and how much better it is to be at the end.
@@ -20,7 +21,6 @@ CASES = {
 }
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("name", CASES)
 def test_program(name):
     needed, arguments, better = CASES[name]

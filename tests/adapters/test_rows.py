@@ -3,6 +3,7 @@
 import gc
 from contextlib import closing
 from functools import partial
+from itertools import product
 
 import gymnasium as gym
 import numpy as np
@@ -12,14 +13,14 @@ from equality import same
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from sb3_stand_in import INSTALLED, AgentVecEnv
-from tables import crossed, deep
+from tables import deep
 
 from shmvec import FaultPolicy
 from shmvec.adapters.pettingzoo import ParallelVectorEnv
 
 AGENTS = ["ann", "bob", "cid"]
 NUM_ENVS = 4
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(NUM_ENVS)])
+WORKERS = pytest.mark.parametrize("num_workers", [2, *deep(0, NUM_ENVS)])
 # By agent: the turns in which it is born and dies. An episode each, again and again.
 LIVES = [
     {"ann": (0, 2), "bob": (0, 4), "cid": (0, 3)},
@@ -115,7 +116,10 @@ def assert_rows(results, expected):
 # ---- as a Gymnasium VectorEnv ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers, mode", crossed([0, 2, NUM_ENVS], MODES))
+@pytest.mark.parametrize(
+    "num_workers, mode",
+    [(2, MODES[0]), *deep(*product([2], MODES[1:]), *product([0, NUM_ENVS], MODES))],
+)
 def test_rows_receive_what_their_agents_do(num_workers, mode):
     with herd(num_workers=num_workers, autoreset_mode=mode) as envs:
         rows = envs.as_rows()
@@ -144,6 +148,7 @@ def test_rows_receive_what_their_agents_do(num_workers, mode):
             assert_rows(results, [one.step(a) for one, a in zip(alone, per_env, strict=True)])
 
 
+@pytest.mark.deep
 def test_rows_wear_gymnasiums_wrappers():
     with herd(autoreset_mode="SameStep") as envs:
         rows = gym.wrappers.vector.RecordEpisodeStatistics(envs.as_rows(), stats_key="stats")
@@ -173,6 +178,7 @@ class Rich(Herd):
         return super().step({agent: action["x"] for agent, action in actions.items()})
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("as_list", [False, True])
 def test_rows_of_dicts_and_tuples(as_list):
     with herd(Rich, 2, num_workers=0) as envs:
@@ -201,6 +207,7 @@ class Unlike(Herd):
         return spaces.Discrete(2) if (agent, self.what) == ("bob", "action") else self.done
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("what", ["observation", "action"])
 def test_rows_must_be_alike(what):
     with closing(ParallelVectorEnv([partial(Unlike, what)], num_workers=0)) as envs:
@@ -213,6 +220,7 @@ def test_rows_must_be_alike(what):
         envs.as_rows("stable_baselines")
 
 
+@pytest.mark.deep
 @WORKERS
 def test_wrong_calls_of_rows_are_refused(num_workers):
     with herd(num_workers=num_workers) as envs:
@@ -248,6 +256,7 @@ def test_wrong_calls_of_rows_are_refused(num_workers):
             rows.reset()
 
 
+@pytest.mark.deep
 def test_seeds_and_options_of_rows():
     with herd(num_workers=2) as envs:
         rows = envs.as_rows()
@@ -272,6 +281,7 @@ class Broken(Herd):
         return super().step(actions)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mode", MODES[:2])
 def test_a_fault_truncates_the_rows_of_its_env(mode):
     policy = FaultPolicy(on_error="reset")
@@ -334,6 +344,7 @@ def test_sb3_rows_are_what_gymnasiums_are():
                 assert info == wanted
 
 
+@pytest.mark.deep
 def test_infos_of_sb3_rows_tell_of_a_fault():
     policy = FaultPolicy(on_error="reset")
     with herd(Broken, 2, num_workers=2, faults=policy, autoreset_mode="SameStep") as envs:
@@ -348,6 +359,7 @@ def test_infos_of_sb3_rows_tell_of_a_fault():
                 assert info["fault"]["type"] == "KeyError"
 
 
+@pytest.mark.deep
 def test_sb3_rows_are_asked_through_their_envs():
     with herd(num_workers=0) as envs, pytest.raises(ValueError, match="SameStep"):
         as_vec_env(envs)
@@ -390,6 +402,7 @@ def compare(make, theirs, steps=30):
         assert ends
 
 
+@pytest.mark.deep
 def test_rows_equal_supersuits():
     supersuit = pytest.importorskip("supersuit")
     spread = pytest.importorskip("mpe2.simple_spread_v3")

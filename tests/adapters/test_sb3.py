@@ -31,7 +31,7 @@ from tables import crossed, deep
 import shmvec
 
 NUM_ENVS = 5
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(NUM_ENVS)])
+WORKERS = pytest.mark.parametrize("num_workers", [2, *deep(0, NUM_ENVS)])
 
 
 def vec_env(make=Counter, num_workers=2, num_envs=NUM_ENVS, **options):
@@ -80,6 +80,7 @@ class Asked(Counter):
 # ---- construction ----------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_envs_are_those_of_dummy_vec_env_without_workers():
     with vec_env(Asked, num_workers=0) as env:
         env.reset()
@@ -93,6 +94,7 @@ def test_envs_are_those_of_dummy_vec_env_without_workers():
             env.envs  # noqa: B018
 
 
+@pytest.mark.deep
 def test_start_method_defaults_to_forkserver():
     with closing(ShmVecEnv([Counter] * 2, num_workers=1)) as env:
         (process,) = env.processes
@@ -100,6 +102,7 @@ def test_start_method_defaults_to_forkserver():
         assert env.reset().shape == (2, 4)
 
 
+@pytest.mark.deep
 def test_repr():
     envs = ShmVecEnv([lambda: Counter(9)] * 2, num_workers=1, start_method="fork")
     shown = "num_envs=2, num_workers=1, autoreset_mode='SameStep', context='fork'"
@@ -108,11 +111,13 @@ def test_repr():
     assert repr(envs).endswith(f"VecEnv({shown}, closed)")
 
 
+@pytest.mark.deep
 def test_illegal_start_method():
     with pytest.raises(ValueError, match="cannot find context for 'illegal_method'"):
         ShmVecEnv([Counter], start_method="illegal_method")
 
 
+@pytest.mark.deep
 def test_options_of_shm_vector_env():
     with vec_env(num_workers=3, step_timeout=50.0, faults=shmvec.FaultPolicy()) as env:
         assert env.num_workers == len(env.processes) == 3
@@ -123,13 +128,14 @@ def test_options_of_shm_vector_env():
 
 @pytest.mark.parametrize(
     "option",
-    [{"autoreset_mode": "NextStep"}, {"copy": False}, {"batch_size": 1}, {"num_worker": 1}],
+    [{"copy": False}, *deep({"autoreset_mode": "NextStep"}, {"batch_size": 1}, {"num_worker": 1})],
 )
 def test_options_that_would_break_a_vec_env_are_refused(option):
     with pytest.raises(TypeError, match=f"takes no {next(iter(option))}.*num_workers"):
         ShmVecEnv([Counter], **option)
 
 
+@pytest.mark.deep
 @WORKERS
 def test_vecenv_func_checker(num_workers):
     """Functions that return one env for several: one process would step it several times."""
@@ -143,6 +149,7 @@ def test_vecenv_func_checker(num_workers):
         vec_env([lambda: env] * NUM_ENVS, num_workers)
 
 
+@pytest.mark.deep
 def test_bad_env_fns():
     with pytest.raises(ValueError, match="env_fns is empty"):
         ShmVecEnv([])
@@ -150,16 +157,19 @@ def test_bad_env_fns():
         ShmVecEnv([Counter, Counter()])
 
 
+@pytest.mark.deep
 def test_render_modes_must_be_the_same():
     with pytest.raises(AssertionError, match="render_mode"):
         vec_env([Asked, partial(Asked, render_mode="human")])
 
 
+@pytest.mark.deep
 def test_spaces_must_be_the_same():
     with pytest.raises(RuntimeError, match="observation space of env 1"):
         vec_env([Counter, partial(Counter, size=7)])
 
 
+@pytest.mark.deep
 def test_attributes():
     with vec_env(Asked) as env:
         assert env.num_envs == NUM_ENVS
@@ -236,12 +246,14 @@ def compare(observations, actions, lengths, infos, seed, **options):
         assert_same(env.get_attr("actions"), [env.actions for env in alone.envs])
 
 
+@pytest.mark.deep
 @settings(common, max_examples=60)
 @given(spaces(), spaces(), lengths, per_env_infos, st.integers(0, 99))
 def test_transitions_in_this_process(observations, actions, lengths, infos, seed):
     compare(observations, actions, lengths, infos, seed, num_workers=0)
 
 
+@pytest.mark.deep
 @settings(common, max_examples=20)
 @given(spaces(), spaces(), lengths, per_env_infos, st.integers(0, 99), st.data())
 def test_transitions_in_workers(observations, actions, lengths, infos, seed, data):
@@ -249,12 +261,14 @@ def test_transitions_in_workers(observations, actions, lengths, infos, seed, dat
     compare(observations, actions, lengths, infos, seed, num_workers=num_workers)
 
 
+@pytest.mark.deep
 @settings(common, max_examples=20)
 @given(spaces(unsized_leaves), spaces(unsized_leaves), lengths, per_env_infos, st.integers(0, 99))
 def test_transitions_as_messages(observations, actions, lengths, infos, seed):
     compare(observations, actions, lengths, infos, seed, num_workers=0, shared_memory=False)
 
 
+@pytest.mark.deep
 @WORKERS
 def test_results(num_workers):
     """Shapes and dtypes, and whose they are: a learner keeps the last observation while stepping"""
@@ -304,6 +318,7 @@ def test_vecenv_terminal_obs(num_workers):
         assert [info["ended"] for info in infos] == [1] * 4
 
 
+@pytest.mark.deep
 @WORKERS
 def test_reset_infos(num_workers):
     with vec_env([partial(Counter, 1 + i) for i in range(NUM_ENVS)], num_workers) as env:
@@ -358,6 +373,7 @@ class Informs(Ends):
         return *super().step(action)[:4], self.info()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers, over", crossed([0, 2, NUM_ENVS], [False, True]))
 def test_infos_are_those_that_the_envs_returned(num_workers, over):
     n = len(STRANGE)
@@ -372,6 +388,7 @@ def test_infos_are_those_that_the_envs_returned(num_workers, over):
             assert_same(env.reset_infos, alone.reset_infos)
 
 
+@pytest.mark.deep
 def test_infos_are_no_objects_of_the_env():
     info = {"long": np.arange(40_000), "nested": {"x": [1]}}
     with vec_env([partial(Infos, [info])], 0) as env:
@@ -383,6 +400,7 @@ def test_infos_are_no_objects_of_the_env():
     assert info["nested"] == {"x": [1]} and info["long"][1] == 1 and len(info) == 2
 
 
+@pytest.mark.deep
 def test_structured_observations():
     space = gym.spaces.Dict(
         image=gym.spaces.Box(0, 255, (2, 3), np.uint8), number=gym.spaces.Discrete(4, start=2)
@@ -401,6 +419,7 @@ def test_structured_observations():
         assert [len(part) for part in observations] == [NUM_ENVS] * 2
 
 
+@pytest.mark.deep
 def test_structured_actions():
     space = gym.spaces.Dict(
         go=gym.spaces.Box(-1, 1, (2,)), say=gym.spaces.Tuple([gym.spaces.Discrete(3)])
@@ -415,6 +434,7 @@ def test_structured_actions():
             env.step({"go": np.zeros((NUM_ENVS, 2)), "say": ([0] * NUM_ENVS,)})
 
 
+@pytest.mark.deep
 def test_what_actions_envs_get():
     with vec_env(partial(Spaces, gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (1,)))) as env:
         env.reset()
@@ -453,6 +473,7 @@ def test_seeds_and_options_are_used_once(num_workers):
         ]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_automatic_resets_are_given_nothing(num_workers):
     with vec_env(partial(Asked, length=1), num_workers) as env:
@@ -467,6 +488,7 @@ class OldReset(Counter):
         return super().reset(seed=seed)
 
 
+@pytest.mark.deep
 @WORKERS
 def test_backward_compat_seed(num_workers):
     """Envs whose `reset` knows of no options."""
@@ -477,12 +499,14 @@ def test_backward_compat_seed(num_workers):
         np.testing.assert_array_equal(env.reset(), first)
 
 
+@pytest.mark.deep
 def test_vec_seeding():
     with vec_env() as env:
         env.seed()
         assert len(np.unique(env.reset()[:, 2])) == NUM_ENVS
 
 
+@pytest.mark.deep
 def test_a_wrong_number_of_options_is_refused_and_nothing_is_reset():
     with vec_env() as env:
         env.set_options([{}, {"x": 1}])
@@ -515,6 +539,7 @@ def test_vecenv_custom_calls(num_workers):
         assert env.get_attr("offset", indices=[-1]) == [7]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_indices(num_workers):
     with vec_env(Asked, num_workers) as env:
@@ -536,6 +561,7 @@ def test_indices(num_workers):
         assert env.get_attr("calls") == [1, 0, 2, 0, 0]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_get_attr_calls_nothing(num_workers):
     with vec_env(Asked, num_workers) as env:
@@ -543,6 +569,7 @@ def test_get_attr_calls_nothing(num_workers):
         assert env.env_method("reward_of", -2) == [2] * NUM_ENVS
 
 
+@pytest.mark.deep
 @WORKERS
 def test_has_attr(num_workers):
     with vec_env([Asked, partial(Asked, lock=False)], num_workers) as env:
@@ -552,6 +579,7 @@ def test_has_attr(num_workers):
         assert env.has_attr("lock") is True  # though it cannot be pickled
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [2, NUM_ENVS])
 def test_an_attribute_that_cannot_be_pickled_is_an_error_and_no_end(num_workers):
     with vec_env(Asked, num_workers) as env:
@@ -561,6 +589,7 @@ def test_an_attribute_that_cannot_be_pickled_is_an_error_and_no_end(num_workers)
         env.step([0] * NUM_ENVS)
 
 
+@pytest.mark.deep
 @WORKERS
 def test_methods_of_any_name_can_be_called(num_workers):
     with vec_env(Asked, num_workers) as env:
@@ -586,6 +615,7 @@ def test_vec_env_is_wrapped(num_workers):
         assert env.env_is_wrapped(gym.Wrapper, indices=[2, 0]) == [True, False]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_action_masks(num_workers):
     with vec_env(Asked, num_workers) as env:
@@ -596,6 +626,7 @@ def test_action_masks(num_workers):
         assert masks[:, 0].tolist() == [False] * NUM_ENVS
 
 
+@pytest.mark.deep
 def test_compute_reward_of_a_goal_env():
     """As HerReplayBuffer calls it: of one env, with batches, which come back as arrays."""
     goals = np.arange(12.0).reshape(6, 2)
@@ -638,6 +669,7 @@ def test_step_async_and_wait(num_workers):
         assert not env.waiting
 
 
+@pytest.mark.deep
 @WORKERS
 def test_reset_cancels_a_step(num_workers):
     with vec_env(num_workers=num_workers) as env:
@@ -651,6 +683,7 @@ def test_reset_cancels_a_step(num_workers):
             assert observations[:, 0].tolist() == [1] * NUM_ENVS and infos[0]["count"] == 1
 
 
+@pytest.mark.deep
 def test_reset_cancels_a_step_that_fails():
     with vec_env([Counter, partial(Failing, "step", ValueError("lost"), at=1)]) as env:
         env.reset()
@@ -665,6 +698,7 @@ class Slow(Counter):
         return super().step(action)
 
 
+@pytest.mark.deep
 def test_reset_cancels_a_step_after_one_that_was_broken_off():
     """The second is not sent before the first is done: then it is not sent at all."""
 
@@ -683,6 +717,7 @@ def test_reset_cancels_a_step_after_one_that_was_broken_off():
 # ---- closing ---------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @WORKERS
 def test_close(num_workers):
     env = ShmVecEnv([Counter] * NUM_ENVS, "fork", num_workers=num_workers)
@@ -705,6 +740,7 @@ def test_close(num_workers):
 # ---- faults of the original ------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_faults_restart_a_killed_worker(num_workers):
     """The episode is truncated, and says why; the next one has begun."""
@@ -729,6 +765,7 @@ def test_faults_restart_a_killed_worker(num_workers):
         env.reset()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_faults_restart_a_worker_killed_in_a_reset(num_workers):
     policy = shmvec.FaultPolicy(on_crash="restart", backoff_s=0)
@@ -741,6 +778,7 @@ def test_faults_restart_a_worker_killed_in_a_reset(num_workers):
         assert env.step([0, 0])[2].tolist() == [False, False]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_faults_reset_an_env_that_raises(num_workers):
     policy = shmvec.FaultPolicy(on_error="reset", backoff_s=0)
@@ -756,6 +794,7 @@ def test_faults_reset_an_env_that_raises(num_workers):
         assert env.reset_infos[0]["reset"] == 2 and observations[:, 0].tolist() == [0, 2]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_an_attribute_error_in_env_method_does_not_end_the_worker(num_workers):
     """SB3's worker dies of it, and the caller gets an EOFError."""
@@ -787,6 +826,7 @@ def test_set_attr_reaches_the_env_inside_its_wrappers(num_workers):
         assert env.get_attr("brand_new") == [(3,)] * NUM_ENVS
 
 
+@pytest.mark.deep
 def test_restart_and_stats():
     with vec_env(partial(Counter, 1000), NUM_ENVS) as env:
         env.reset()
@@ -805,12 +845,14 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.deep
 def test_without_sb3_the_import_says_what_to_install():
     ran = run("import sys; sys.modules['stable_baselines3'] = None; import shmvec.adapters.sb3")
     assert ran.returncode == 1
     assert "ImportError" in ran.stderr and "pip install stable-baselines3" in ran.stderr
 
 
+@pytest.mark.deep
 def test_workers_need_neither_sb3_nor_torch():
     imported = run("import sys, shmvec.adapters._sb3_env; print(*sys.modules)").stdout.split()
     assert "shmvec" in imported and not {"torch", "stable_baselines3"} & {*imported}

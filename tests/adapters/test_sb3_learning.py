@@ -42,7 +42,8 @@ NUM_ENVS = 3
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(NUM_ENVS)])
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.usefixtures("gpu_in_use")  # SB3 seeds it
+pytestmark = pytest.mark.deep
+pytestmark = [pytestmark, pytest.mark.usefixtures("gpu_in_use")]  # SB3 seeds it
 
 
 def made(env_id, cls=ShmVecEnv, seed=1, num_workers=2, **kwargs):

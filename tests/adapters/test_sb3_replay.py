@@ -34,7 +34,8 @@ NUM_ENVS = 3
 RESTART = FaultPolicy(on_crash="restart", backoff_s=0)
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.usefixtures("gpu_in_use")  # SB3 seeds it
+pytestmark = pytest.mark.deep
+pytestmark = [pytestmark, pytest.mark.usefixtures("gpu_in_use")]  # SB3 seeds it
 
 
 class Walk(gym.Env):

@@ -3,6 +3,7 @@
 import inspect
 import time
 from contextlib import closing, contextmanager
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -21,7 +22,7 @@ from walks import DEADLINE, GATED, LEFT, RIGHT, Gate, Thing, Walk, walks
 
 from shmvec import EnvTimeoutError, FaultPolicy
 
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(4)])
+WORKERS = pytest.mark.parametrize("num_workers", [2, *deep(0, 4)])
 
 
 def vector_env(env_fns, **options):
@@ -50,11 +51,13 @@ def ids_of(infos):
 # ---- the interface, row by row -----------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_len():
     with vector_env(walks()) as envs:
         assert len(envs) == envs.env_num == 4
 
 
+@pytest.mark.deep
 @WORKERS
 def test_reset_env_id(num_workers):
     with vector_env(walks(), num_workers=num_workers) as envs:
@@ -70,7 +73,9 @@ def test_reset_env_id(num_workers):
             assert envs.get_env_attr("index") == [int(env not in chosen) for env in range(4)]
 
 
-@pytest.mark.parametrize("num_workers, wait_num", crossed([0, 2, 4], [None, 2]))
+@pytest.mark.parametrize(
+    "num_workers, wait_num", [(2, None), *deep((2, 2), *product([0, 4], [None, 2]))]
+)
 def test_reset_seed_options_and_other_arguments(num_workers, wait_num):
     options = {"num_workers": num_workers, "wait_num": wait_num}
     with vector_env(walks(kind="dict"), **options) as envs:
@@ -93,6 +98,7 @@ class Bare(Walk):
         return super().reset()
 
 
+@pytest.mark.deep
 def test_reset_passes_nothing_that_was_not_given():
     with vector_env([lambda: Bare(3)] * 2) as envs:
         assert envs.reset()[0].shape == (2, 1)
@@ -116,6 +122,7 @@ def test_step_action_id(num_workers):
             assert ids_of(infos) == chosen
 
 
+@pytest.mark.deep
 def test_step_of_nobody():
     with vector_env(walks()) as envs:
         envs.reset()
@@ -126,6 +133,7 @@ def test_step_of_nobody():
         assert envs.get_env_attr("index", []) == []
 
 
+@pytest.mark.deep
 @WORKERS
 def test_actions_of_many_types(num_workers):
     with vector_env(walks((99,) * 4), num_workers=num_workers) as envs:
@@ -159,6 +167,7 @@ class Echo(gym.Env):
         return np.zeros(1, np.float32), 0.0, False, False, {"action": [action["a"], action["b"]]}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("share_memory", [True, False])
 def test_actions_that_are_dicts(share_memory):
     with vector_env([Echo] * 3, share_memory=share_memory) as envs:
@@ -211,6 +220,7 @@ def test_get_env_attr_and_set_env_attr(num_workers):
         assert envs.get_env_attr("size", 2) == [0]
 
 
+@pytest.mark.deep
 def test_attributes_are_found_in_wrappers_and_set_in_the_innermost_env():
     def make():
         return gym.wrappers.OrderEnforcing(gym.wrappers.TimeLimit(Walk(3), 7))
@@ -222,6 +232,7 @@ def test_attributes_are_found_in_wrappers_and_set_in_the_innermost_env():
         assert [env.gift for env in envs.get_env_attr("unwrapped")] == [5, 5]
 
 
+@pytest.mark.deep
 def test_spaces_metadata_and_spec_are_lists():
     with vector_env(walks()) as envs:
         assert envs.action_space == [spaces.Discrete(3)] * 4
@@ -231,6 +242,7 @@ def test_spaces_metadata_and_spec_are_lists():
         assert envs.action_space[0] is envs.action_space[0]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_render(num_workers):
     with vector_env(walks(), num_workers=num_workers) as envs:
@@ -241,6 +253,7 @@ def test_render(num_workers):
         assert [frame[0, 0, 0] for frame in envs.render(scale=2)] == [4, 6, 8, 10]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_close(num_workers):
     envs = TianshouVectorEnv(walks(), num_workers=num_workers)
@@ -256,6 +269,7 @@ def test_close(num_workers):
             call()
 
 
+@pytest.mark.deep
 def test_close_while_envs_are_stepping():
     with gated(wait_num=1) as (envs, gates):
         envs.reset()
@@ -284,6 +298,7 @@ def test_infos_are_object_arrays_of_what_the_envs_returned():
             envs.reset([0] if ids is None else [1])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_workers_that_are_not_forked_load_neither_tianshou_nor_torch(context):
     """In a program of its own: a fork server that is kept has what it was asked for before."""
@@ -305,6 +320,7 @@ def test_workers_that_are_not_forked_load_neither_tianshou_nor_torch(context):
 # ---- observations and rewards of many kinds ----------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "share_memory, wait_num, kind",
     crossed([True, False], [None, 3], ["array", "image", "dict", "nested", "discrete"]),
@@ -328,6 +344,7 @@ def test_observations(kind, wait_num, share_memory):
                 assert same(row, one) if share_memory else str(row) == str(one)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("wait_num", [None, 3])
 def test_observations_of_different_shapes_and_objects(wait_num):
     options = {"wait_num": wait_num, "share_memory": False}
@@ -347,6 +364,7 @@ def test_observations_of_different_shapes_and_objects(wait_num):
         assert list(observations) == [Thing(env + 2, 1) for env in ids_of(infos)]
 
 
+@pytest.mark.deep
 def test_spaces_that_do_not_fit_together_need_messages():
     fns = [lambda: Walk(2), lambda: Walk(2, "image")]
     with pytest.raises((AssertionError, ValueError), match="dtypes to be equal") as raised:
@@ -357,6 +375,7 @@ def test_spaces_that_do_not_fit_together_need_messages():
         assert [one.shape for one in envs.observation_space] == [(1,), (2, 3, 3)]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("cls", [SubprocVectorEnv, ShmemVectorEnv])
 def test_tianshous_names_have_its_defaults(cls):
     if tianshou is not None:
@@ -377,6 +396,7 @@ def test_tianshous_names_have_its_defaults(cls):
         assert len(envs.reset()[0]) == 2
 
 
+@pytest.mark.deep
 def test_a_context_is_that_of_the_processes():
     with closing(SubprocVectorEnv(walks((3,)), context="fork")) as envs:
         assert envs.envs.context == "fork"
@@ -384,6 +404,7 @@ def test_a_context_is_that_of_the_processes():
         assert envs.step([RIGHT])[0].tolist() == [[1.0]]
 
 
+@pytest.mark.deep
 def test_tuples_are_refused_as_observations():
     with pytest.raises(TypeError, match="arrays or dicts"):
         TianshouVectorEnv(walks(kind="tuple"))
@@ -397,6 +418,7 @@ class Shared(Walk):
         return observation, [reward, 2 * reward, 0.5], *rest
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("wait_num", [None, 2])
 def test_rewards_of_many_agents(wait_num):
     fns = [lambda: Shared(1), lambda: Shared(3)]
@@ -412,6 +434,7 @@ def test_rewards_of_many_agents(wait_num):
 # ---- asynchronous ------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_is_async():
     for options, expected in (
         ({}, False),
@@ -460,6 +483,7 @@ def test_timeout():
         assert ids_of(infos) == [2]
 
 
+@pytest.mark.deep
 def test_after_the_timeout_at_least_one_is_waited_for():
     with gated(timeout=0.001) as (envs, gates):
         envs.reset()
@@ -468,6 +492,7 @@ def test_after_the_timeout_at_least_one_is_waited_for():
         assert ids_of(infos) == [1]
 
 
+@pytest.mark.deep
 def test_the_envs_of_which_results_are_waited_for_can_be_named():
     """Without that an AsyncCollector could not reset envs while two of them are stepping."""
     with gated(wait_num=1) as (envs, gates):
@@ -488,6 +513,7 @@ def test_the_envs_of_which_results_are_waited_for_can_be_named():
         assert envs.reset()[0].shape == (4, 1)
 
 
+@pytest.mark.deep
 def test_envs_that_are_stepping_cannot_be_asked():
     with gated(wait_num=1) as (envs, _):
         envs.reset()
@@ -508,6 +534,7 @@ def test_envs_that_are_stepping_cannot_be_asked():
         assert len(envs.action_space) == 4  # which are known
 
 
+@pytest.mark.deep
 def test_others_can_be_reset_and_asked_meanwhile():
     with gated(wait_num=2) as (envs, gates):
         envs.reset()
@@ -527,6 +554,7 @@ def test_others_can_be_reset_and_asked_meanwhile():
         assert ids_of(infos) == [0] and observations.tolist() == [[8]]
 
 
+@pytest.mark.deep
 def test_attributes_are_asked_without_waiting_for_others():
     with gated(wait_num=2) as (envs, _):
         envs.reset()
@@ -535,6 +563,7 @@ def test_attributes_are_asked_without_waiting_for_others():
         assert all(envs.envs.exchange.in_flight(env) for env in (1, 3))
 
 
+@pytest.mark.deep
 def test_results_that_come_during_a_reset_are_kept():
     with gated(wait_num=1) as (envs, gates):
         envs.reset()
@@ -551,6 +580,7 @@ def test_results_that_come_during_a_reset_are_kept():
         assert envs.waiting_id == [1]
 
 
+@pytest.mark.deep
 def test_an_env_that_raises_can_be_reset_while_others_step():
     with gated((1, 100, 100, 100), wait_num=1) as (envs, gates):
         envs.reset()
@@ -564,6 +594,7 @@ def test_an_env_that_raises_can_be_reset_while_others_step():
         assert envs.reset([0])[0].tolist() == [[0]]
 
 
+@pytest.mark.deep
 def test_an_env_that_raises_while_another_is_reset_is_raised_by_the_next_step():
     with gated((1, 100), wait_num=1) as (envs, gates):
         envs.reset()
@@ -588,6 +619,7 @@ class Refuses(Walk):
         return super().reset(seed=seed)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("wait_num", [None, 2])
 def test_a_reset_that_was_broken_off_leaves_nothing_behind(wait_num):
     fns = [lambda size=size: Refuses(size) for size in (7, 8, 9)]
@@ -608,6 +640,7 @@ def test_a_reset_that_was_broken_off_leaves_nothing_behind(wait_num):
 # ---- faults of the original --------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("options", [{"wait_num": 1}, {"timeout": 0.001}, {}])
 def test_a_hung_env_is_an_error_not_an_endless_loop(options):
     with gated((100, 100), step_timeout=0.2, **options) as (envs, gates):
@@ -624,6 +657,7 @@ def test_a_hung_env_is_an_error_not_an_endless_loop(options):
         assert envs.reset()[0].shape == (2, 1)
 
 
+@pytest.mark.deep
 def test_a_hung_env_is_restarted_if_the_policy_says_so():
     policy = FaultPolicy(on_timeout="restart", step_timeout=0.2)
     with gated((100, 100), faults=policy, num_workers=2) as (envs, _):
@@ -638,7 +672,9 @@ def test_a_hung_env_is_restarted_if_the_policy_says_so():
 
 
 @pytest.mark.parametrize(
-    "num_workers, wait_num, kind", crossed([2, 0], [None, 2], ["array", "dict"])
+    "num_workers, wait_num, kind",
+    [(2, 2, "array"), *deep((2, None, "array"), *product([0], [None, 2], ["array"]))]
+    + deep(*product([2, 0], [None, 2], ["dict"])),
 )
 def test_arrays_are_not_overwritten(kind, wait_num, num_workers):
     options = {"wait_num": wait_num, "num_workers": num_workers}
@@ -657,6 +693,7 @@ def test_arrays_are_not_overwritten(kind, wait_num, num_workers):
 # ---- bad input ---------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers, wait_num", crossed([0, 2, 4], [None, 2]))
 def test_bad_input_is_refused_before_anything_is_sent(num_workers, wait_num):
     with vector_env(walks(), num_workers=num_workers, wait_num=wait_num) as envs:
@@ -689,13 +726,15 @@ def test_bad_input_is_refused_before_anything_is_sent(num_workers, wait_num):
     ("options", "error", "message"),
     [
         ({"wait_num": 0}, ValueError, "wait_num must be between 1 and 4"),
-        ({"wait_num": 5}, ValueError, "wait_num"),
-        ({"timeout": 0}, ValueError, "timeout"),
-        ({"timeout": -1.0}, ValueError, "timeout"),
-        ({"autoreset_mode": "NextStep"}, TypeError, "autoreset_mode"),
-        ({"batch_size": 2, "copy": False}, TypeError, "batch_size, copy"),
-        ({"num_workers": 9}, ValueError, "num_workers"),
-        ({"nonsense": 9}, TypeError, "nonsense"),
+        *deep(
+            ({"wait_num": 5}, ValueError, "wait_num"),
+            ({"timeout": 0}, ValueError, "timeout"),
+            ({"timeout": -1.0}, ValueError, "timeout"),
+            ({"autoreset_mode": "NextStep"}, TypeError, "autoreset_mode"),
+            ({"batch_size": 2, "copy": False}, TypeError, "batch_size, copy"),
+            ({"num_workers": 9}, ValueError, "num_workers"),
+            ({"nonsense": 9}, TypeError, "nonsense"),
+        ),
     ],
 )
 def test_bad_options(options, error, message):
@@ -703,11 +742,13 @@ def test_bad_options(options, error, message):
         TianshouVectorEnv(walks(), **options)
 
 
+@pytest.mark.deep
 def test_no_envs():
     with pytest.raises(ValueError, match="env_fns is empty"):
         TianshouVectorEnv([])
 
 
+@pytest.mark.deep
 def test_an_env_whose_episode_is_over_must_be_reset():
     with vector_env(walks((1, 2))) as envs:
         envs.reset()
@@ -723,6 +764,7 @@ def test_an_env_whose_episode_is_over_must_be_reset():
 # ---- against envs that are stepped alone -------------------------------------------------------
 
 
+@pytest.mark.deep
 @settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=5),
@@ -770,6 +812,7 @@ def test_every_env_is_as_if_it_were_alone(
         assert sorted(actions) == sorted(envs.waiting_id)
 
 
+@pytest.mark.deep
 def test_without_tianshou_the_error_says_what_to_install():
     code = """
         sys.modules["tianshou"] = None

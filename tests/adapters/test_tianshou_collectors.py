@@ -14,6 +14,8 @@ from walks import LEFT, RIGHT, walks
 if tianshou is None:
     pytest.skip("Tianshou is not installed", allow_module_level=True)
 
+pytestmark = pytest.mark.deep
+
 
 def vector_env(env_fns, **options):
     return closing(TianshouVectorEnv(env_fns, **options))
