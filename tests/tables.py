@@ -1,6 +1,7 @@
 """Tables of parameters: by default each value is tried once; ``-m deep`` tries the rest."""
 
 import itertools
+from contextlib import contextmanager
 
 import pytest
 
@@ -33,3 +34,18 @@ def crossed(*columns, shown=None):
         by_default = places in default if shown is None else values in shown
         rows.append(pytest.param(*values, marks=() if by_default else pytest.mark.deep))
     return rows
+
+
+def a_row_of(rows):
+    """Rows of which the first runs by default, where all show the same promise."""
+    first, *others = rows
+    return [first, *deep(*others)]
+
+
+@contextmanager
+def row(*values):
+    """Names a row of a table in what its checks raise, where all rows are one test."""
+    try:
+        yield
+    except (Exception, pytest.fail.Exception) as error:
+        raise AssertionError(f"of the row {values}: {error}") from error

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -40,7 +42,6 @@ def checkout(tmp_path_factory):
     return target
 
 
-@pytest.mark.deep
 def test_sdist_and_wheel(checkout, tmp_path):
     pytest.importorskip("build")
     out = tmp_path / "dist"

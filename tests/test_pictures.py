@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PICTURES = ["cores", "learning", "shares", "split"]
 DARK = [f"{name}-dark" for name in PICTURES]  # docs/conf.py shows these on dark pages

@@ -13,6 +13,8 @@ from test_pipeline import Chooser
 from shmvec import EnvTimeoutError, FaultPolicy, Pipeline, ShmVectorEnv, evaluate
 from shmvec.exchange import AutoresetMode
 
+pytestmark = pytest.mark.deep
+
 
 class Raises(Story):
     """Raises an exception of a kind that is also raised for wrong actions."""

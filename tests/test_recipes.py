@@ -18,6 +18,8 @@ from equality import same
 
 import shmvec
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "examples" / "recipes"
 PROGRAMS = sorted(RECIPES.glob("*.py"))

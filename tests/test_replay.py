@@ -1,5 +1,6 @@
 """What is sampled from a replay is what the caller of the vector env has seen, and nothing else."""
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -36,7 +37,7 @@ from replay_reference import (
     reward_of,
 )
 from strategies import boxes, spaces
-from tables import crossed
+from tables import a_row_of, crossed, deep, row
 
 from shmvec import EnvTimeoutError, FaultPolicy, Pipeline, Replay, ShmVectorEnv, evaluate
 from shmvec.exchange import AutoresetMode
@@ -191,7 +192,7 @@ def test_a_hand_computed_example():
         assert not batch.discounts[last].any()
 
 
-@pytest.mark.parametrize("padding", ["reset", "zero"])
+@pytest.mark.parametrize("padding", ["reset", *deep("zero")])
 def test_frames_are_padded_at_the_begin_of_an_episode(padding):
     fns = numbered(1, "box", stack=3, padding=padding, lengths=(5,))
     with ShmVectorEnv(fns, num_workers=1) as envs:
@@ -208,6 +209,7 @@ def test_frames_are_padded_at_the_begin_of_an_episode(padding):
             assert same(batch.next_observations[row], seen[number])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("prioritized", [None, 0.6])
 def test_its_length_is_the_number_of_transitions_that_can_be_sampled(prioritized):
     """Of one step; of several, the newest ones are still to come."""
@@ -220,6 +222,7 @@ def test_its_length_is_the_number_of_transitions_that_can_be_sampled(prioritized
             assert len(replay) == replay.stats().transitions == found
 
 
+@pytest.mark.deep
 def test_every_transition_is_as_likely():
     with ShmVectorEnv(numbered(3), num_workers=1, autoreset_mode="SameStep") as envs:
         replay, reference, caller = watched(envs, 60, seed=5)
@@ -241,6 +244,7 @@ def assert_as_likely(counts, chances):
     assert found < freedom + 8 * math.sqrt(2 * freedom)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "options",
     [
@@ -267,6 +271,7 @@ def test_whatever_the_options(options, mode):
             assert reference.check_all(replay)
 
 
+@pytest.mark.deep
 def test_a_pipeline_that_hands_out_transitions():
     with ShmVectorEnv(numbered(4, lengths=(3, 6)), num_workers=2) as envs:
         replay = Replay(envs, 10_000, seed=0)
@@ -302,6 +307,7 @@ def test_a_pipeline_that_hands_out_transitions():
                 ] == found[2:]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_replay_that_begins_in_the_middle_of_episodes(mode):
     """A step from an observation that it has not seen is no transition; the one after it is."""
@@ -325,6 +331,7 @@ def test_a_replay_that_begins_in_the_middle_of_episodes(mode):
         assert len(replay) > 10
 
 
+@pytest.mark.deep
 def test_steps_whose_results_nobody_has_taken():
     """What follows a step that was abandoned does not follow from what was there before it."""
     with ShmVectorEnv(numbered(2, lengths=(40,)), num_workers=1) as envs:
@@ -346,6 +353,7 @@ def test_steps_whose_results_nobody_has_taken():
         assert len(replay) > 40
 
 
+@pytest.mark.deep
 def test_partial_batches_that_are_discarded():
     with ShmVectorEnv(numbered(4, lengths=(40,)), num_workers=2, batch_size=2) as envs:
         replay = Replay(envs, 400, seed=0)
@@ -364,6 +372,7 @@ def test_partial_batches_that_are_discarded():
         assert len(replay) >= 30
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_env_that_raises_without_a_policy(workers):
     with ShmVectorEnv([partial(Frail, index) for index in range(3)], num_workers=workers) as envs:
@@ -381,6 +390,7 @@ def test_an_env_that_raises_without_a_policy(workers):
             assert not (batch.actions >= KILL).any()
 
 
+@pytest.mark.deep
 def test_samples_while_envs_are_in_flight():
     with ShmVectorEnv(numbered(3), num_workers=1, autoreset_mode="SameStep") as envs:
         replay, reference, caller = watched(envs, 60, n_step=2, seed=0)
@@ -394,6 +404,7 @@ def test_samples_while_envs_are_in_flight():
             reference.check_all(replay)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_learner_that_samples_in_a_thread_of_its_own(workers):
     """However many steps are made while a batch is drawn, none is written over its rows."""
@@ -427,6 +438,7 @@ def test_a_learner_that_samples_in_a_thread_of_its_own(workers):
         assert len(samples) >= 5000
 
 
+@pytest.mark.deep
 def test_samples_are_copies():
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 40, seed=0)
@@ -491,8 +503,12 @@ class StepsInReset(gym.Wrapper):
 
 @pytest.mark.parametrize(
     "around, first_only",
-    [(None, False), (TimeLimit, False), (TimeLimit, True)]
-    + [(wrapper, False) for wrapper in (Skips, Reverses, Scales, Darkens, StepsInReset)],
+    [
+        (TimeLimit, False),
+        (Skips, False),
+        *deep((None, False), (TimeLimit, True)),
+        *deep(*((wrapper, False) for wrapper in (Reverses, Scales, Darkens, StepsInReset))),
+    ],
 )
 def test_stacks_below_other_wrappers(around, first_only):
     """Observations are put together as the caller has seen them, or their steps are refused."""
@@ -553,6 +569,7 @@ class Stumbles(Numbered):
         return observation, *results, info
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "action, mode, workers", crossed([80, 81, 82, 83], ["NextStep", "SameStep"], [0, 1])
 )
@@ -615,7 +632,9 @@ def test_transitions_by_their_indices():
         reference.check(replay.sample(100))
 
 
-@pytest.mark.parametrize("mode", ALL_MODES)
+@pytest.mark.parametrize(
+    "mode", [AutoresetMode.SAME_STEP, *deep(AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)]
+)
 def test_the_latest_transitions(mode):
     """Each is latest after its own step, and still after a reset alone."""
     with ShmVectorEnv(numbered(3), num_workers=1, autoreset_mode=mode) as envs:
@@ -638,6 +657,18 @@ def test_the_latest_transitions(mode):
             assert (latest[latest >= 0] % 3 == [key[0] for key in sorted(new)]).all()
 
 
+@pytest.mark.deep
+def test_a_step_after_something_unknown_is_not_the_latest():
+    with ShmVectorEnv(numbered(2, lengths=(50,)), num_workers=1, autoreset_mode="SameStep") as envs:
+        replay, reference, caller = watched(envs, 100, seed=0)
+        caller.reset(seed=0)
+        caller.lockstep()
+        assert (replay.latest() >= 0).all()
+        replay.interrupt([1])
+        caller.lockstep()
+        assert (replay.latest() >= 0).tolist() == [True, False]
+
+
 class Large(gym.Env):
     """Its observations are of 32 KiB, each full of one number."""
 
@@ -658,6 +689,7 @@ class Large(gym.Env):
         return np.full((64, 64), float(self.number)), float(self.number), self.count == 7, False, {}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("depth", [16, 100])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_large_batches_that_are_put_together_ahead(depth, workers):
@@ -686,7 +718,7 @@ def test_large_batches_that_are_put_together_ahead(depth, workers):
             assert np.array_equal(batch.observations[:, 5, 5], numbers)
 
 
-@pytest.mark.parametrize("padding", ["auto", "reset", "zero"])
+@pytest.mark.parametrize("padding", ["auto", *deep("reset", "zero")])
 def test_frames_of_envs_that_stack_none(padding):
     """frame_stack= puts stacks together as FrameStackObservation would have."""
     alone = numbered(2, "image", lengths=(4, 7))
@@ -708,6 +740,7 @@ def test_frames_of_envs_that_stack_none(padding):
             assert reference.check_all(replay)
 
 
+@pytest.mark.deep
 def test_a_replay_that_nobody_closes_goes_with_the_envs():
     envs = ShmVectorEnv(numbered(2), num_workers=1)
     replay, reference, caller = watched(envs, 100, seed=0)
@@ -720,6 +753,7 @@ def test_a_replay_that_nobody_closes_goes_with_the_envs():
     # That its descriptors are closed, the fixture of all tests looks at.
 
 
+@pytest.mark.deep
 def test_a_replay_that_is_forgotten_makes_room_for_another():
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 100, seed=0)
@@ -739,6 +773,7 @@ def test_a_replay_that_is_forgotten_makes_room_for_another():
         assert len(os.listdir("/proc/self/fd")) < len(descriptors)
 
 
+@pytest.mark.deep
 def test_a_folder_whose_priorities_are_damaged(tmp_path):
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 100, prioritized=0.6, seed=0)
@@ -757,17 +792,18 @@ def test_a_folder_whose_priorities_are_damaged(tmp_path):
         assert reference.check_all(again)
 
 
-@pytest.mark.parametrize("content", [b"[]", b"{}", b"null", b'{"format": 1}', b"\xff\xfe"])
-def test_a_folder_whose_description_is_another(tmp_path, content):
+@pytest.mark.deep
+def test_a_folder_whose_description_is_another(tmp_path):
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 100, seed=0)
         caller.reset(seed=0)
         played(caller, "lockstep", 20)
         replay.save(tmp_path)
         replay.close()
-        (tmp_path / "replay.json").write_bytes(content)
-        with pytest.raises(ValueError):
-            Replay.load(tmp_path, envs)
+        for content in (b"[]", b"{}", b"null", b'{"format": 1}', b"\xff\xfe"):
+            (tmp_path / "replay.json").write_bytes(content)
+            with row(content), pytest.raises(ValueError):
+                Replay.load(tmp_path, envs)
         watched(envs, 100)[0].close()
 
 
@@ -784,6 +820,7 @@ def test_the_memory_of_a_replay_is_sealed():
         replay.close()
 
 
+@pytest.mark.deep
 def test_a_disk_that_is_full_is_named_and_nothing_is_left_of_what_failed(tmp_path):
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 1000, seed=0, prioritized=0.6)
@@ -805,6 +842,7 @@ def test_a_disk_that_is_full_is_named_and_nothing_is_left_of_what_failed(tmp_pat
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
 
 
+@pytest.mark.deep
 def test_a_folder_whose_description_has_other_numbers(tmp_path):
     nan, large = float("nan"), 10**400
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
@@ -837,6 +875,7 @@ def test_a_folder_whose_description_has_other_numbers(tmp_path):
         assert reference.check_all(again)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("count", [-1, -(2**62), 2**62])
 def test_a_folder_whose_counts_are_wrong(tmp_path, count):
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
@@ -877,6 +916,7 @@ def test_a_replay_on_a_disk_goes_on_in_its_folder(tmp_path):
             Replay(envs, 80, on_disk=tmp_path / "rows")
 
 
+@pytest.mark.deep
 def test_an_evaluation_in_between():
     with ShmVectorEnv(numbered(2, lengths=(5, 3)), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 400, seed=0)
@@ -889,6 +929,7 @@ def test_an_evaluation_in_between():
         assert_whole(replay.sample(500))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", ["lockstep", "piped", "rolled"])
 def test_workers_that_are_recycled(how):
     fns = numbered(4, life="process", lengths=(4, 9))
@@ -928,6 +969,7 @@ fixed = st.one_of(
 )
 
 
+@pytest.mark.deep
 @settings(max_examples=25, deadline=None)
 @given(
     seen=spaces(fixed),
@@ -955,6 +997,7 @@ def test_spaces_of_all_kinds(seen, acted, workers, mode, saved):
         replay.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("workers", [0, 1])
 def test_actions_that_do_not_fit_their_space(workers):
     """Envs are given them as they are; the steps are no transitions, for want of a row."""
@@ -973,6 +1016,7 @@ def test_actions_that_do_not_fit_their_space(workers):
             assert reference.check_all(replay)
 
 
+@pytest.mark.deep
 def test_two_vector_envs_have_their_own():
     with (
         ShmVectorEnv(numbered(2), num_workers=1) as envs,
@@ -990,6 +1034,7 @@ def test_two_vector_envs_have_their_own():
         assert second[1].check_all(second[0])
 
 
+@pytest.mark.deep
 def test_threads_that_sample_at_the_same_time():
     """Each has a batch of its own, of its own size."""
     script = run_script("""
@@ -1032,6 +1077,7 @@ def test_threads_that_sample_at_the_same_time():
     assert script.returncode == 0 and out == "[5, 3000]\n", out + err[-2000:]
 
 
+@pytest.mark.deep
 def test_a_replay_that_is_refused_leaves_what_its_folder_holds(tmp_path):
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 80, seed=0, on_disk=tmp_path)
@@ -1099,15 +1145,15 @@ def some_faults(caller, faults, likely=0.04):
     return actions
 
 
-@pytest.mark.parametrize(
-    "mode, policy_and_faults, workers, how",
-    crossed(
-        ALL_MODES,
-        [(RESTART, [KILL, EXIT, RAISE]), (RESET, [KILL, RAISE]), (RESET, [FAILS_IN_RESET])],
-        [1, 2],
-        ["lockstep", "masked", "some", "partial"],
-    ),
+STEPS_THAT_FAIL = itertools.product(
+    ALL_MODES,
+    [(RESTART, [KILL, EXIT, RAISE]), (RESET, [KILL, RAISE]), (RESET, [FAILS_IN_RESET])],
+    [1, 2],
+    ["lockstep", "masked", "some", "partial"],
 )
+
+
+@pytest.mark.parametrize("mode, policy_and_faults, workers, how", a_row_of(STEPS_THAT_FAIL))
 def test_no_sample_holds_a_step_that_failed(mode, policy_and_faults, workers, how):
     policy, faults = policy_and_faults
     fns = [partial(Frail, index) for index in range(4)]
@@ -1128,6 +1174,7 @@ def test_no_sample_holds_a_step_that_failed(mode, policy_and_faults, workers, ho
             assert sum(envs.exchange.restarts(env) for env in range(4))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("policy", [RESTART, RESET])
 def test_no_sample_holds_a_step_that_took_too_long(policy):
     with ShmVectorEnv(
@@ -1146,6 +1193,7 @@ def test_no_sample_holds_a_step_that_took_too_long(policy):
             reference.check_all(replay)
 
 
+@pytest.mark.deep
 def test_a_time_limit_without_a_policy():
     fns = [partial(Frail, index, (50,)) for index in range(2)]
     with ShmVectorEnv(fns, num_workers=1, step_timeout=0.2) as envs:
@@ -1159,6 +1207,7 @@ def test_a_time_limit_without_a_policy():
         envs.close(terminate=True)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", ["lockstep", "partial", "rolled"])
 def test_workers_that_are_killed_at_any_moment(how):
     """Rows that a worker was writing as it died are nobody's."""
@@ -1210,8 +1259,9 @@ def test_workers_that_are_killed_at_any_moment(how):
 # ---- the same run again --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ALL_MODES)
-@pytest.mark.parametrize("prioritized", [None, 0.7])
+@pytest.mark.parametrize(
+    "mode, prioritized", a_row_of(itertools.product(reversed(ALL_MODES), [0.7, None]))
+)
 def test_the_same_seed_gives_the_same_batches_for_any_number_of_workers(mode, prioritized):
     def run(workers, seed=3):
         fns = numbered(5, "dict", lengths=(4, 1, 9))
@@ -1254,8 +1304,7 @@ def with_priorities(replay, draws=4000):
     return len(np.unique(batch.observations[:, :2], axis=0))
 
 
-@pytest.mark.parametrize("alpha", [0.5, 1.0])
-@pytest.mark.parametrize("capacity", [48, 1000])
+@pytest.mark.parametrize("alpha, capacity", a_row_of(itertools.product([0.5, 1.0], [48, 1000])))
 def test_draws_are_as_frequent_as_priorities_say(alpha, capacity):
     with ShmVectorEnv(numbered(3), num_workers=1, autoreset_mode="SameStep") as envs:
         replay, reference, caller = watched(envs, capacity, prioritized=alpha, seed=0)
@@ -1276,6 +1325,7 @@ def test_draws_are_as_frequent_as_priorities_say(alpha, capacity):
         np.testing.assert_allclose(batch.weights, weights / weights.max(), rtol=1e-4)
 
 
+@pytest.mark.deep
 def test_weights_are_one_without_priorities_and_with_beta_zero():
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         for prioritized in (None, 0.6):
@@ -1289,6 +1339,7 @@ def test_weights_are_one_without_priorities_and_with_beta_zero():
             replay.close()
 
 
+@pytest.mark.deep
 def test_new_transitions_are_sampled_soon():
     """They have the greatest priority there was, so that each is seen once before long."""
     with ShmVectorEnv(numbered(2, lengths=(99,)), num_workers=1) as envs:
@@ -1306,6 +1357,7 @@ def test_new_transitions_are_sampled_soon():
         assert 450 < newest < 750
 
 
+@pytest.mark.deep
 def test_priorities_of_transitions_that_are_overwritten_change_nothing():
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 60, prioritized=1.0, seed=0)
@@ -1322,6 +1374,7 @@ def test_priorities_of_transitions_that_are_overwritten_change_nothing():
         assert_as_likely(counts, chances / chances.sum())
 
 
+@pytest.mark.deep
 def test_indices_name_transitions_as_long_as_these_are_there():
     """A priority given after many more steps is still that of the transition sampled."""
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
@@ -1338,6 +1391,7 @@ def test_indices_name_transitions_as_long_as_these_are_there():
         assert key in draws and len(draws) < 10
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("zero, exponent", [(0.0, 0.6), (1e-30, 0.6), (0.0, 60.0)])
 def test_priorities_of_nothing(zero, exponent):
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
@@ -1354,8 +1408,10 @@ def test_priorities_of_nothing(zero, exponent):
 # ---- on disk -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ALL_MODES)
-@pytest.mark.parametrize("stack, prioritized, on_disk", [(1, None, True), (3, 0.6, False)])
+@pytest.mark.parametrize(
+    "stack, prioritized, on_disk, mode",
+    a_row_of((*how, mode) for how in [(3, 0.6, False), (1, None, True)] for mode in ALL_MODES),
+)
 def test_a_replay_is_saved_and_loaded(tmp_path, mode, stack, prioritized, on_disk):
     """Also in the middle of episodes: what follows does not follow from what was saved."""
     fns = numbered(3, stack=stack, lengths=(8, 5))
@@ -1401,6 +1457,7 @@ def test_a_replay_is_saved_and_loaded(tmp_path, mode, stack, prioritized, on_dis
             assert (np.abs(after[:, 3] - before[:, 3] - gap) < 1e-9).all()
 
 
+@pytest.mark.deep
 @settings(max_examples=10, deadline=None)
 @given(
     mode=st.sampled_from(ALL_MODES),
@@ -1448,6 +1505,7 @@ def test_a_loaded_replay_draws_what_the_saved_one_draws(
         reference.check_all(replay)
 
 
+@pytest.mark.deep
 def test_a_loaded_replay_goes_on(tmp_path):
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 60, n_step=2, seed=0)
@@ -1487,7 +1545,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "capacity, turns, prioritized", [(10_000, 200, None), (300, 1000, 0.6), (300, 1003, None)]
+    "capacity, turns, prioritized",
+    [(300, 1000, 0.6), *deep((10_000, 200, None), (300, 1003, None))],
 )
 def test_a_learner_that_is_killed_leaves_what_it_has_seen(tmp_path, capacity, turns, prioritized):
     folder = tmp_path / "rows"
@@ -1521,40 +1580,38 @@ def test_a_learner_that_is_killed_leaves_what_it_has_seen(tmp_path, capacity, tu
 # ---- what cannot be ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options, error, message",
-    [
-        ({"capacity": 0}, ValueError, "capacity"),
-        ({"capacity": 30}, ValueError, "at least 32"),
-        ({"n_step": 100}, ValueError, "at least"),
-        ({"capacity": -5}, ValueError, "capacity"),
-        ({"capacity": 2.5}, TypeError, "capacity"),
-        ({"capacity": "many"}, TypeError, "capacity"),
-        ({"capacity": 10**12}, (OSError, MemoryError, ValueError), r"\d"),
-        ({"capacity": 10**30}, (OSError, MemoryError, ValueError), r"\d"),
-        ({"n_step": 0}, ValueError, "n_step"),
-        ({"n_step": 1.5}, TypeError, "n_step"),
-        ({"discount": 1.5}, ValueError, "discount"),
-        ({"discount": -0.1}, ValueError, "discount"),
-        ({"discount": math.nan}, ValueError, "discount"),
-        ({"frame_stack": 0}, ValueError, "frame_stack"),
-        ({"frame_stack": "three"}, (TypeError, ValueError), "frame_stack"),
-        ({"padding": "mirror"}, ValueError, "padding"),
-        ({"prioritized": 0.0}, ValueError, "prioritized"),
-        ({"prioritized": -1.0}, ValueError, "prioritized"),
-        ({"prioritized": math.nan}, ValueError, "prioritized"),
-        ({"prioritized": "yes"}, TypeError, "."),
-        ({"on_disk": 5}, TypeError, "."),
-        ({"seed": "mine"}, (TypeError, ValueError), "."),
-        ({"seed": -1}, ValueError, "."),
-    ],
-    ids=str,
-)
-def test_bad_arguments(options, error, message):
-    options = {"capacity": 100, **options}
+BAD_ARGUMENTS = [
+    ({"capacity": 0}, ValueError, "capacity"),
+    ({"capacity": 30}, ValueError, "at least 32"),
+    ({"n_step": 100}, ValueError, "at least"),
+    ({"capacity": -5}, ValueError, "capacity"),
+    ({"capacity": 2.5}, TypeError, "capacity"),
+    ({"capacity": "many"}, TypeError, "capacity"),
+    ({"capacity": 10**12}, (OSError, MemoryError, ValueError), r"\d"),
+    ({"capacity": 10**30}, (OSError, MemoryError, ValueError), r"\d"),
+    ({"n_step": 0}, ValueError, "n_step"),
+    ({"n_step": 1.5}, TypeError, "n_step"),
+    ({"discount": 1.5}, ValueError, "discount"),
+    ({"discount": -0.1}, ValueError, "discount"),
+    ({"discount": math.nan}, ValueError, "discount"),
+    ({"frame_stack": 0}, ValueError, "frame_stack"),
+    ({"frame_stack": "three"}, (TypeError, ValueError), "frame_stack"),
+    ({"padding": "mirror"}, ValueError, "padding"),
+    ({"prioritized": 0.0}, ValueError, "prioritized"),
+    ({"prioritized": -1.0}, ValueError, "prioritized"),
+    ({"prioritized": math.nan}, ValueError, "prioritized"),
+    ({"prioritized": "yes"}, TypeError, "."),
+    ({"on_disk": 5}, TypeError, "."),
+    ({"seed": "mine"}, (TypeError, ValueError), "."),
+    ({"seed": -1}, ValueError, "."),
+]
+
+
+def test_bad_arguments():
     with ShmVectorEnv(numbered(2, stack=3), num_workers=1) as envs:
-        with pytest.raises(error, match=message):
-            Replay(envs, **options)
+        for options, error, message in BAD_ARGUMENTS:
+            with row(options), pytest.raises(error, match=message):
+                Replay(envs, **{"capacity": 100, **options})
         # Nothing is changed by it.
         replay, reference, caller = watched(envs, 100, seed=0)
         caller.reset(seed=0)
@@ -1574,21 +1631,19 @@ class Speaks(Numbered):
 WORDS = gym.spaces.Sequence(gym.spaces.Box(0, 1, (2,)))
 
 
-@pytest.mark.parametrize(
-    "kind, options, error, message",
-    [
+def test_envs_whose_results_have_no_rows():
+    for kind, options, error, message in [
         (partial(Speaks, gym.spaces.Text(5)), {}, TypeError, "Text"),
         (partial(Speaks, gym.spaces.Dict(a=gym.spaces.Text(5))), {}, TypeError, "Text"),
         (partial(Speaks, None, WORDS), {}, TypeError, "Sequence"),
         (partial(Numbered, 0), {"shared_memory": False}, TypeError, "shared_memory=True"),
-    ],
-)
-def test_envs_whose_results_have_no_rows(kind, options, error, message):
-    with ShmVectorEnv([kind] * 2, num_workers=1, **options) as envs:
-        with pytest.raises(error, match=message):
-            Replay(envs, 100)
+    ]:
+        with row(kind, options), ShmVectorEnv([kind] * 2, num_workers=1, **options) as envs:
+            with pytest.raises(error, match=message):
+                Replay(envs, 100)
 
 
+@pytest.mark.deep
 def test_other_vector_envs_and_closed_ones():
     reference = sync_env(numbered(1), MODES[0])
     with closing(reference), pytest.raises(TypeError, match="ShmVectorEnv"):
@@ -1606,6 +1661,7 @@ def test_other_vector_envs_and_closed_ones():
     replay.close()
 
 
+@pytest.mark.deep
 def test_a_closed_replay_leaves_the_envs_alone():
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 100, seed=0)
@@ -1648,29 +1704,29 @@ def test_samples_that_cannot_be():
             replay.sample(1, device="nonsense")
 
 
-@pytest.mark.parametrize(
-    "indices, priorities, error",
-    [
-        ([0, 1], [1.0], ValueError),
-        ([[0, 1]], [1.0, 1.0], ValueError),
-        ([0, 1], [1.0, math.nan], ValueError),
-        ([0, 1], [1.0, math.inf], ValueError),
-        ([0, 1], [1.0, -1.0], ValueError),
-        ([0.5, 1.5], [1.0, 1.0], TypeError),
-        (["a", "b"], [1.0, 1.0], (TypeError, ValueError)),
-        ([0, 1], ["a", "b"], (TypeError, ValueError)),
-        ([0, -1], [1.0, 1.0], (ValueError, IndexError)),
-        ([0, 2**62], [1.0, math.nan], ValueError),
-    ],
-)
-def test_bad_priorities(indices, priorities, error):
+BAD_PRIORITIES = [
+    ([0, 1], [1.0], ValueError),
+    ([[0, 1]], [1.0, 1.0], ValueError),
+    ([0, 1], [1.0, math.nan], ValueError),
+    ([0, 1], [1.0, math.inf], ValueError),
+    ([0, 1], [1.0, -1.0], ValueError),
+    ([0.5, 1.5], [1.0, 1.0], TypeError),
+    (["a", "b"], [1.0, 1.0], (TypeError, ValueError)),
+    ([0, 1], ["a", "b"], (TypeError, ValueError)),
+    ([0, -1], [1.0, 1.0], (ValueError, IndexError)),
+    ([0, 2**62], [1.0, math.nan], ValueError),
+]
+
+
+def test_bad_priorities():
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 100, prioritized=1.0, seed=0)
         caller.reset(seed=0)
         played(caller, "lockstep", 20)
         before = with_priorities(replay)
-        with pytest.raises(error):
-            replay.update_priorities(np.array(indices), np.array(priorities))
+        for indices, priorities, error in BAD_PRIORITIES:
+            with row(indices, priorities), pytest.raises(error):
+                replay.update_priorities(np.array(indices), np.array(priorities))
         # None of them was set.
         batch = replay.sample(20_000)
         keys, counts = np.unique(batch.observations[:, :2], axis=0, return_counts=True)
@@ -1705,6 +1761,7 @@ def test_folders_that_do_not_load(tmp_path):
         assert len(Replay.load(tmp_path / "saved", envs)) > 10
 
 
+@pytest.mark.deep
 def test_a_folder_that_is_in_use_or_holds_other_things(tmp_path):
     (tmp_path / "file").write_text("a text")
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
@@ -1713,6 +1770,7 @@ def test_a_folder_that_is_in_use_or_holds_other_things(tmp_path):
         assert (tmp_path / "file").read_text() == "a text"
 
 
+@pytest.mark.deep
 def test_tensors(gpu_in_use):
     torch = pytest.importorskip("torch")
     with ShmVectorEnv(numbered(2, "dict", "dict"), num_workers=1) as envs:
@@ -1729,6 +1787,7 @@ def test_tensors(gpu_in_use):
                 assert float(batch.rewards[row]) == reward_of(number + 1)
 
 
+@pytest.mark.deep
 def test_what_it_says_of_itself():
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
         replay, reference, caller = watched(envs, 100, seed=0)

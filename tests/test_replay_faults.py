@@ -15,6 +15,8 @@ from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
 import shmvec
 
+pytestmark = pytest.mark.deep
+
 
 class Telling(gym.Env):
     """Tells in its observations which env, episode and step it is, and the action."""

@@ -1,9 +1,11 @@
 """Rollouts: the same numbers as step(), written by the workers where a learner reads them."""
 
 import gc
+import itertools
 import sys
 import sysconfig
 import types
+from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
@@ -12,7 +14,7 @@ import pytest
 from envs import Counter
 from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
-from tables import crossed
+from tables import a_row_of, deep, row
 from test_partial import Fails, Story, stories
 
 from shmvec import ShmVectorEnv
@@ -63,10 +65,12 @@ def assert_holds(rollout, index, results):
     assert same(rollout.truncations[index], truncations)
 
 
-@pytest.mark.parametrize(
-    "mode, workers, kind",
-    crossed([AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], [0, 1, 3], [Story, Nested]),
+ROLLOUTS = itertools.product(
+    [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP], [3, 0, 1], [Nested, Story]
 )
+
+
+@pytest.mark.parametrize("mode, workers, kind", a_row_of(ROLLOUTS))
 def test_a_rollout_holds_what_step_returns(kind, workers, mode):
     fns = [lambda i=i: kind(i) for i in range(5)]
     reference = sync_env(fns, mode)
@@ -102,6 +106,7 @@ def test_a_rollout_holds_what_step_returns(kind, workers, mode):
         reference.close()
 
 
+@pytest.mark.deep
 def test_plain_steps_and_masks_go_on_from_where_a_rollout_ended():
     envs = ShmVectorEnv([lambda i=i: Story(i, length=100) for i in range(5)], num_workers=2)
     mask = np.array([True, False, True, True, False])
@@ -155,6 +160,7 @@ def test_two_alternate_and_a_third_waits_for_one_to_be_dropped():
     assert third.rewards.shape == (5, 3)  # after close the arrays are still there
 
 
+@pytest.mark.deep
 def test_arrays_are_the_workers_own_memory():
     torch = pytest.importorskip("torch")
     envs = ShmVectorEnv(stories(3), num_workers=2)
@@ -194,7 +200,7 @@ def test_what_a_learner_does_to_the_arrays_stays_there():
         envs.close()
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("mode", ["NextStep", *deep("SameStep")])
 def test_steps_that_only_reset_are_not_valid(mode):
     with ShmVectorEnv([lambda: Counter(2), lambda: Counter(9)], autoreset_mode=mode) as envs:
         with pytest.raises(RuntimeError, match="env 0 was never reset.*call reset"):
@@ -274,6 +280,7 @@ def test_a_rollout_that_cannot_go_on():
         envs.rollout(3)
 
 
+@pytest.mark.deep
 def test_calls_in_between_change_nothing():
     envs = ShmVectorEnv(stories(3), num_workers=2)
     try:
@@ -288,6 +295,7 @@ def test_calls_in_between_change_nothing():
         envs.close()
 
 
+@pytest.mark.deep
 def test_an_env_that_raises():
     envs = ShmVectorEnv([lambda: Fails(0), lambda: Story(1)], num_workers=2)
     try:
@@ -312,27 +320,20 @@ class Speaks(Story):
         return "a"
 
 
-@pytest.mark.parametrize(
-    "options, length, error, message",
-    [
-        ({}, 0, ValueError, "length must be at least 1"),
-        ({}, 2.5, TypeError, "length must be an int"),
-        ({"shared_memory": False}, 2, TypeError, "shared_memory=True"),
-        ({"autoreset_mode": AutoresetMode.DISABLED}, 2, ValueError, "are reset when"),
-        ({"kind": Speaks}, 2, TypeError, r"observation space holds Text"),
-    ],
-)
-def test_bad_rollouts(options, length, error, message):
-    options = dict(options)
-    kind = options.pop("kind", Story)
-    envs = ShmVectorEnv([lambda: kind(0)] * 2, num_workers=1, **options)
-    try:
-        envs.reset()
-        with pytest.raises(error, match=message):
-            envs.rollout(length)
-        envs.step([1, 1])
-    finally:
-        envs.close()
+def test_bad_rollouts():
+    for kind, options, length, error, message in [
+        (Story, {}, 0, ValueError, "length must be at least 1"),
+        (Story, {}, 2.5, TypeError, "length must be an int"),
+        (Story, {"shared_memory": False}, 2, TypeError, "shared_memory=True"),
+        (Story, {"autoreset_mode": AutoresetMode.DISABLED}, 2, ValueError, "are reset when"),
+        (Speaks, {}, 2, TypeError, r"observation space holds Text"),
+    ]:
+        with row(kind, options, length):
+            with closing(ShmVectorEnv([lambda k=kind: k(0)] * 2, num_workers=1, **options)) as envs:
+                envs.reset()
+                with pytest.raises(error, match=message):
+                    envs.rollout(length)
+                envs.step([1, 1])
 
 
 class Large(Story):
@@ -347,6 +348,7 @@ class Large(Story):
         return np.zeros(1 << 16), *super().step(action)[1:]
 
 
+@pytest.mark.deep
 def test_not_enough_memory():
     envs = ShmVectorEnv([lambda: Large(0)] * 2, num_workers=2)
     try:
@@ -359,6 +361,7 @@ def test_not_enough_memory():
         envs.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("old", [False, True])
 def test_a_rollout_that_only_a_cycle_keeps_is_first_looked_for_among_young_objects(old):
     def note(phase, info):
@@ -431,22 +434,16 @@ def test_memory_is_page_locked_as_long_as_it_is_there(monkeypatch):
     assert not locked
 
 
-@pytest.mark.parametrize(
-    "why, message",
-    [
-        ("none", "not installed"),
-        ("cpu", "finds none here"),
-        ("refuses", "could not page-lock .* error 2"),
-    ],
-)
-def test_memory_that_cannot_be_page_locked(monkeypatch, why, message):
-    envs = ShmVectorEnv(stories(2), num_workers=1)
-    torch = None if why == "none" else fake_torch(why != "cpu", 2)[0]
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    try:
+@pytest.mark.deep
+def test_memory_that_cannot_be_page_locked(monkeypatch):
+    with closing(ShmVectorEnv(stories(2), num_workers=1)) as envs:
         envs.reset()
-        with pytest.raises(RuntimeError, match=message):
-            envs.rollout(4, pin=True)
-        assert envs.step([1, 2])[1].tolist() == [1, 2]
-    finally:
-        envs.close()
+        for torch, message in [
+            (None, "not installed"),
+            (fake_torch(False)[0], "finds none here"),
+            (fake_torch(True, 2)[0], "could not page-lock .* error 2"),
+        ]:
+            monkeypatch.setitem(sys.modules, "torch", torch)
+            with row(message), pytest.raises(RuntimeError, match=message):
+                envs.rollout(4, pin=True)
+            assert envs.step([1, 2])[1].tolist() == [1, 2]

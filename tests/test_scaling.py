@@ -13,6 +13,8 @@ from processes import BENCHMARKS, gone
 
 import shmvec
 
+pytestmark = pytest.mark.deep
+
 
 @pytest.fixture
 def scaling(monkeypatch):
@@ -85,7 +87,6 @@ def test_a_piece_ends_in_time_and_goes_on(scaling, monkeypatch, tmp_path):
     ]
 
 
-@pytest.mark.deep
 def test_a_killed_piece_keeps_its_rows(tmp_path):
     bare = ["--piece", "bare", "--cores", "1", "--minutes"]
     with subprocess.Popen([*COMMAND, *bare, "1"], env=ENVIRON, cwd=tmp_path) as process:

@@ -1,6 +1,7 @@
 """``spare_envs=``: copies of an env that are reset ahead play its episodes in turn."""
 
 import asyncio
+import itertools
 import time
 from contextlib import closing
 from functools import partial
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from equality import MODES, same
-from tables import deep
+from tables import a_row_of, deep, row
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv
 from shmvec.exchange import HostedEnv
@@ -57,7 +58,7 @@ class AsyncNoted(Noted):
         return super().step(action)
 
 
-KINDS = pytest.mark.parametrize("kind", [Noted, AsyncNoted])
+KINDS = pytest.mark.parametrize("kind", [Noted, *deep(AsyncNoted)])
 
 
 def made(kind, num_envs=3, spare_envs=1, num_workers=2, **options):
@@ -85,11 +86,10 @@ class Played:
         return self.env.reset(seed=seed, options=options)
 
 
-@KINDS
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("spare_envs", [1, 3])
-@pytest.mark.parametrize("num_workers", [1, 3])
-@pytest.mark.parametrize("overlap", [None, *deep(4)])
+PLAYED = itertools.product([Noted, AsyncNoted], MODES, [1, 3], [3, 1], [None, 4])
+
+
+@pytest.mark.parametrize("kind, mode, spare_envs, num_workers, overlap", a_row_of(PLAYED))
 def test_episodes_are_played_by_copies_in_turn(kind, mode, spare_envs, num_workers, overlap):
     expected = [Played(length, spare_envs) for length in (2, 4, 3)]
     options = {"autoreset_mode": mode, "num_workers": num_workers, "overlap": overlap}
@@ -161,6 +161,7 @@ def test_a_reset_that_fails_ahead_is_the_env_s_when_its_episode_begins(kind):
         assert envs.stats().faults.errors > 0
 
 
+@pytest.mark.deep
 @KINDS
 def test_a_reset_that_hangs_ahead_is_over_its_limit_when_it_is_waited_for(kind):
     with closing(made(kind, 2, 1, hangs=2, num_workers=1, reset_timeout=0.3)) as envs:
@@ -171,6 +172,7 @@ def test_a_reset_that_hangs_ahead_is_over_its_limit_when_it_is_waited_for(kind):
         envs.close(terminate=True)
 
 
+@pytest.mark.deep
 def test_a_coroutine_that_hangs_ahead_is_cancelled():
     faults = FaultPolicy(on_timeout="reset", reset_timeout=0.3, max_restarts=100)
     with closing(made(AsyncNoted, 2, 1, hangs=2, num_workers=1, faults=faults)) as envs:
@@ -201,6 +203,7 @@ class Lingers(AsyncNoted):
             self.inside = False
 
 
+@pytest.mark.deep
 def test_a_copy_does_one_thing_at_a_time():
     faults = FaultPolicy(on_timeout="reset", reset_timeout=0.3, max_restarts=100)
     with closing(made(Lingers, 1, 1, num_workers=1, faults=faults)) as envs:
@@ -217,6 +220,7 @@ class Slow(AsyncNoted):
         return Noted.reset(self, seed=seed, options=options)
 
 
+@pytest.mark.deep
 def test_only_the_reset_that_runs_counts_for_the_limit():
     with closing(made(Slow, 2, 1, num_workers=1, reset_timeout=0.7)) as envs:
         for seed in range(4):
@@ -238,6 +242,7 @@ class SecondHangs(Noted):
         return super().reset(seed=seed, options=options)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_copy_that_does_not_come_back_is_not_closed(num_workers, monkeypatch):
     monkeypatch.setattr("shmvec._processes.overlap.PATIENCE_S", 0.3)
@@ -248,6 +253,7 @@ def test_a_copy_that_does_not_come_back_is_not_closed(num_workers, monkeypatch):
     assert envs.closed
 
 
+@pytest.mark.deep
 @KINDS
 def test_a_seeded_reset_after_another_one(kind):
     """What was begun ahead for the first may not have made a step when the second discards it."""
@@ -257,6 +263,7 @@ def test_a_seeded_reset_after_another_one(kind):
             envs.reset(seed=seed)
 
 
+@pytest.mark.deep
 @KINDS
 def test_options_without_a_seed_are_given_one(kind):
     found = []
@@ -268,6 +275,7 @@ def test_options_without_a_seed_are_given_one(kind):
     assert found[0][1]["seed"].tolist() == [derived_seed(4, 0, 1), derived_seed(5, 0, 1)]
 
 
+@pytest.mark.deep
 @KINDS
 def test_options_of_any_type(kind):
     with closing(made(kind, 2, 1, num_workers=1)) as envs:
@@ -281,6 +289,7 @@ class SlowThread(Noted):
         return super().reset(seed=seed, options=options)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", [Slow, SlowThread])
 def test_no_two_resets_count_as_one(kind):
     with closing(
@@ -306,6 +315,7 @@ class ClosedInReset(Slow):
         assert not self.inside, "it is in reset()"
 
 
+@pytest.mark.deep
 def test_no_env_is_closed_in_its_reset():
     envs = ShmVectorEnv([partial(ClosedInReset, 1)], spare_envs=2, num_workers=1)
     envs.reset()
@@ -319,6 +329,7 @@ class ClosesSlowly(SlowThread):
         time.sleep(0.6)
 
 
+@pytest.mark.deep
 def test_a_copy_that_is_being_closed_is_waited_for(monkeypatch):
     monkeypatch.setattr("shmvec._processes.overlap.PATIENCE_S", 0.5)
     envs = ShmVectorEnv([ClosesSlowly] * 2, spare_envs=1, num_workers=1, context="fork")
@@ -336,6 +347,7 @@ class Level(Counter):
         return observation, {"level": self.level}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("spare_envs", [1, 3])
 def test_what_is_set_holds_from_the_next_episode_on(spare_envs):
     with closing(ShmVectorEnv([Level] * 2, spare_envs=spare_envs, num_workers=1)) as envs:
@@ -346,6 +358,7 @@ def test_what_is_set_holds_from_the_next_episode_on(spare_envs):
                 assert envs.reset()[1]["level"].tolist() == [level] * 2
 
 
+@pytest.mark.deep
 def test_seeds_of_episodes_and_of_restarts_differ():
     seeds = [derived_seed(5, 0, n) for n in range(1, 100)]
     assert len({*seeds, *(restart_seed(5, n) for n in range(100))}) == 199
@@ -357,6 +370,7 @@ class TakesNegativeSeeds(Noted):
         return super().reset(seed=None if seed is None else abs(seed), options=options)
 
 
+@pytest.mark.deep
 def test_negative_seeds():
     with closing(ShmVectorEnv([TakesNegativeSeeds] * 2, spare_envs=1, num_workers=1)) as envs:
         envs.reset(seed=[-1, -2])
@@ -374,11 +388,13 @@ class Another(Counter):
         super().__init__(size=3 + Another.made)
 
 
+@pytest.mark.deep
 def test_all_copies_have_the_same_spaces():
     with pytest.raises(RuntimeError, match="observation space of env 0"):
         ShmVectorEnv([Another], spare_envs=1, num_workers=1, context="fork")
 
 
+@pytest.mark.deep
 def test_the_same_env_twice():
     env = Counter()
     with pytest.raises(ValueError, match=r"env_fns\[0\] and env_fns\[0\] returned the same env"):
@@ -395,18 +411,21 @@ class OnlyOne(Counter):
         super().__init__()
 
 
+@pytest.mark.deep
 def test_a_process_that_can_hold_only_one():
     with pytest.raises(RuntimeError, match="one a process") as caught:
         ShmVectorEnv([OnlyOne], spare_envs=1, num_workers=1, context="fork")
     assert "another copy of env 0" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.deep
 def test_planning_takes_neither_copies_nor_threads():
     for options in ({"spare_envs": 1}, {"overlap": 2}):
         with pytest.raises(TypeError, match="all rows of one share an env"):
             PlanningVectorEnv(lambda: gym.make("CartPole-v1"), n_workers=1, **options)
 
 
+@pytest.mark.deep
 @KINDS
 def test_closing_while_copies_are_reset(kind):
     envs = made(kind, 2, 1, hangs=2, num_workers=1)
@@ -414,20 +433,18 @@ def test_closing_while_copies_are_reset(kind):
     envs.close(timeout=0.3)
 
 
-@pytest.mark.parametrize(
-    "options, error, message",
-    [
+def test_what_is_refused():
+    for options, error, message in [
         ({"spare_envs": 1, "num_workers": 0}, ValueError, "num_workers=0 has none"),
         ({"spare_envs": 1, "caller_steps": True}, ValueError, "caller_steps=True"),
         ({"spare_envs": -1}, ValueError, "must not be negative"),
         ({"spare_envs": "two"}, TypeError, "spare_envs must be an int"),
-    ],
-)
-def test_what_is_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        ShmVectorEnv([Counter] * 4, **options)
+    ]:
+        with row(options), pytest.raises(error, match=message):
+            ShmVectorEnv([Counter] * 4, **options)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["NormalizeObservation", "NormalizeReward"])
 def test_wrappers_with_a_record_of_all_episodes_are_refused(name):
     wrapper = getattr(gym.wrappers, name)

@@ -12,6 +12,8 @@ import pytest
 
 import shmvec
 
+pytestmark = pytest.mark.deep
+
 PROGRAM = Path(__file__).parents[1] / "benchmarks" / "start.py"
 SMALL = ["--env", "CartPole-v1", "--num-envs", "2", "--rounds", "1", "--no-torch"]
 
@@ -45,7 +47,6 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.deep
 def test_rows(run):
     systems = ["shmvec-n", "async", "torchrl"]
     shown, results = run("--method", "fork", "forkserver", "--made", "yes", "--system", *systems)

@@ -5,6 +5,8 @@ import sys
 import pytest
 from processes import BENCHMARKS, run_benchmark
 
+pytestmark = pytest.mark.deep
+
 pytest.importorskip("torch", reason="the examples extra")
 
 

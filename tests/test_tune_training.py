@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 from processes import BENCHMARKS, run_benchmark
 
+pytestmark = pytest.mark.deep
+
 pytest.importorskip("torch", reason="the examples extra")
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep
+
 UPSTREAM = Path(__file__).parent / "upstream"
 TESTS = """
 import gymnasium as gym
@@ -49,7 +51,6 @@ def test_a_system_that_is_not_installed_is_asked_for():
     assert "pip install baselines" in ran.stderr and "Traceback" not in ran.stderr
 
 
-@pytest.mark.deep
 def test_a_kind_of_env_becomes_a_row_of_the_page(tmp_path):
     pytest.importorskip("mujoco")
     page = tmp_path / "page.md"

@@ -14,6 +14,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from tables import a_row_of, deep
 
 import shmvec
 from shmvec import ShmVectorEnv
@@ -37,7 +38,7 @@ def assert_same_run(ours, theirs, steps=30, seed=7, actions=None):
         assert list(mine[4]) == list(reference[4])
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("num_workers", [3, *deep(0, 1, 2, 7)])
 def test_equals_sync_for_any_split(num_workers):
     lengths = (3, 5, 4, 1, 7, 2, 6)
     ours = ShmVectorEnv(fns(*lengths), num_workers=num_workers)
@@ -48,7 +49,7 @@ def test_equals_sync_for_any_split(num_workers):
     theirs.close()
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["forkserver", "spawn", *deep("fork")])
 def test_start_methods(context):
     ours = ShmVectorEnv(fns(3, 4, 5), num_workers=2, context=context)
     theirs = SyncVectorEnv(fns(3, 4, 5))
@@ -56,7 +57,10 @@ def test_start_methods(context):
     ours.close()
 
 
-@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Blackjack-v1"])
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "id", ["CartPole-v1", *deep("Pendulum-v1", "FrozenLake-v1", "Blackjack-v1")]
+)
 def test_real_envs_equal_sync(id):
     make = [lambda: gym.make(id)] * 5
     ours, theirs = ShmVectorEnv(make, num_workers=2), SyncVectorEnv(make)
@@ -95,7 +99,7 @@ def test_default_number_of_workers():
     envs.close()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, *deep(0)])
 def test_seeding(num_workers):
     def noise(result):
         return result[0][:, 2].tolist()
@@ -115,7 +119,7 @@ def test_seeding(num_workers):
     envs.close()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, *deep(0)])
 def test_reset_options_and_mask(num_workers):
     envs = ShmVectorEnv(fns(9, 9, 9), num_workers=num_workers)
     envs.reset(options={"level": 3})
@@ -130,7 +134,7 @@ def test_reset_options_and_mask(num_workers):
     envs.close()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, *deep(0)])
 def test_call_get_set_render(num_workers):
     envs = ShmVectorEnv(fns(9, 8, 7), num_workers=num_workers)
     envs.reset()
@@ -172,6 +176,7 @@ class Searched(Counter):
         return super().__dir__()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_asking_for_an_attribute_that_is_missing_is_cheap(num_workers):
     """LeRobot asks so in each step; Python 3.12 and later would compare all names with it."""
@@ -182,6 +187,7 @@ def test_asking_for_an_attribute_that_is_missing_is_cheap(num_workers):
         assert envs.get_attr("listed") == (0,)
 
 
+@pytest.mark.deep
 def test_a_long_result_does_not_block():
     """Larger than any pipe's buffer, from both workers at once."""
     envs = ShmVectorEnv(fns(9, 9), num_workers=2)
@@ -191,6 +197,7 @@ def test_a_long_result_does_not_block():
     envs.close()
 
 
+@pytest.mark.deep
 def test_infos_larger_than_the_ring():
     big = np.arange(100_000.0)
     sequence = [{"small": 1, "big": big}, {"small": 2}, {"big": big * 2, "text": "x" * 200_000}]
@@ -200,6 +207,7 @@ def test_infos_larger_than_the_ring():
     ours.close()
 
 
+@pytest.mark.deep
 def test_an_overridden_add_info_is_used():
     class ListEnv(ShmVectorEnv):
         def _add_info(self, vector_infos, env_info, env_num):
@@ -213,7 +221,7 @@ def test_an_overridden_add_info_is_used():
     envs.close()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, *deep(0)])
 def test_copies_are_the_users(num_workers):
     envs = ShmVectorEnv(fns(9, 9), num_workers=num_workers)
     first, _ = envs.reset(seed=1)
@@ -237,7 +245,8 @@ HOLDS = {
 }
 
 
-@pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
+@pytest.mark.deep
+@pytest.mark.parametrize("hold", a_row_of(HOLDS.values()), ids=HOLDS)
 def test_an_array_that_is_held_is_not_written_again(hold):
     """Those that nobody holds are written again, which a weak reference must not show."""
     with ShmVectorEnv([lambda: Counter(50)] * 3, num_workers=0) as envs:
@@ -256,6 +265,7 @@ def test_an_array_that_is_held_is_not_written_again(hold):
             np.testing.assert_array_equal(array, values[len(values) - len(array) :])
 
 
+@pytest.mark.deep
 def test_an_array_that_somebody_waits_for_ends_when_it_is_let_go():
     with ShmVectorEnv([lambda: Counter(50)] * 3, num_workers=0) as envs:
         envs.reset(seed=0)
@@ -268,6 +278,7 @@ def test_an_array_that_somebody_waits_for_ends_when_it_is_let_go():
         assert ended == [True] * 4
 
 
+@pytest.mark.deep
 def test_what_a_user_did_to_an_array_is_not_in_later_ones():
     def shape(array):
         array.shape = (-1, 1)
@@ -293,7 +304,7 @@ def test_what_a_user_did_to_an_array_is_not_in_later_ones():
                     [shape, kind, size, lambda array: array.setflags(write=False)][count % 4](array)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, *deep(0)])
 def test_views_live_as_documented(num_workers):
     envs = ShmVectorEnv(fns(9, 9), num_workers=num_workers, copy=False)
     first, _ = envs.reset(seed=1)
@@ -321,6 +332,7 @@ def test_views_of_nested_observations_outlive_the_env():
     assert (observations["a"] == kept).all()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_close(num_workers):
     envs = ShmVectorEnv(fns(9, 9), num_workers=num_workers)
@@ -341,23 +353,14 @@ def test_close(num_workers):
             use()
 
 
+@pytest.mark.deep
 def test_close_without_reset_and_with_terminate():
     ShmVectorEnv(fns(9, 9), num_workers=2).close()
     ShmVectorEnv(fns(9, 9), num_workers=2).close(terminate=True)
     ShmVectorEnv(fns(9, 9), num_workers=2).close(timeout=10)
 
 
-def test_a_forgotten_env_leaves_nothing():
-    envs = ShmVectorEnv(fns(9, 9), num_workers=2)
-    processes = envs.processes
-    with pytest.warns(
-        ResourceWarning, match=r"unclosed ShmVectorEnv, made at .*test_vector_env.py"
-    ):
-        del envs
-        gc.collect()
-    assert not any(process.is_alive() for process in processes)
-
-
+@pytest.mark.deep
 def test_two_vector_envs_at_once():
     one, two = (ShmVectorEnv(fns(3, 4, 5), num_workers=n) for n in (1, 2))
     assert_same_run(one, SyncVectorEnv(fns(3, 4, 5)), steps=5)
@@ -367,6 +370,7 @@ def test_two_vector_envs_at_once():
     two.close()
 
 
+@pytest.mark.deep
 def test_record_episode_statistics_on_top():
     ours = RecordEpisodeStatistics(ShmVectorEnv(fns(3, 4), num_workers=2))
     theirs = RecordEpisodeStatistics(SyncVectorEnv(fns(3, 4)))
@@ -415,6 +419,7 @@ def test_make_vec_arguments():
         shmvec.make_vec("CartPole-v1", 0)
 
 
+@pytest.mark.deep
 def test_make_vec_takes_options_and_arguments_of_the_env():
     with shmvec.make_vec(
         "CartPole-v1", 2, num_workers=2, autoreset_mode="SameStep", sutton_barto_reward=True
@@ -431,6 +436,7 @@ def test_make_vec_takes_options_and_arguments_of_the_env():
         assert caught.value.__notes__[-1].endswith("Did you mean 'num_workers'?")
 
 
+@pytest.mark.deep
 def test_repr():
     envs = shmvec.make_vec("CartPole-v1", 3, num_workers=2, context="spawn")
     shown = "CartPole-v1, num_envs=3, num_workers=2, autoreset_mode='NextStep', context='spawn'"
@@ -439,6 +445,7 @@ def test_repr():
     assert repr(envs) == f"ShmVectorEnv({shown}, closed)"
 
 
+@pytest.mark.deep
 def test_repr_of_a_pipeline_and_an_exchange():
     with shmvec.make_vec("CartPole-v1", 4, num_workers=2, context="fork") as envs:
         pipeline = shmvec.Pipeline(envs, lambda observations, env_ids: observations[:, 0])
@@ -471,6 +478,7 @@ def test_actions_keep_the_dtype_of_the_caller():
     ours.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_action_space_may_be_of_the_other_byte_order(num_workers):
     box = gym.spaces.Box(-1, 1, (2,), np.dtype("f4").newbyteorder())
@@ -486,6 +494,7 @@ def test_an_action_space_may_be_of_the_other_byte_order(num_workers):
     envs.close()
 
 
+@pytest.mark.deep
 def test_actions_are_the_envs_to_keep():
     """An env may store its action: the next step must not change it."""
     box = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -497,6 +506,7 @@ def test_actions_are_the_envs_to_keep():
     envs.close()
 
 
+@pytest.mark.deep
 def test_many_envs_and_workers():
     """More of everything than there are cores, for long enough to wrap the rings."""
     lengths = [3 + i % 5 for i in range(40)]
@@ -505,6 +515,7 @@ def test_many_envs_and_workers():
     ours.close()
 
 
+@pytest.mark.deep
 def test_env_fns_travel_by_cloudpickle():
     local = {"length": 4}
 
@@ -518,6 +529,7 @@ def test_env_fns_travel_by_cloudpickle():
     envs.close()
 
 
+@pytest.mark.deep
 def test_works_in_the_debugger_process():
     """num_workers=0: the env runs under the caller's frames."""
 
