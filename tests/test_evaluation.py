@@ -432,6 +432,13 @@ def test_a_model_with_predict():
     assert evaluate({"a": Walk}, Model(), 3, seeds=1)["a"].returns.tolist() == expected
     with pytest.raises(TypeError, match="evaluate_sb3"):
         evaluate(Walk, Model(state=(np.zeros((1, 2, 3)),)), 3)
+    told = []  # a model that does have a reset has a state of its own
+    bare.reset = lambda env_ids: told.extend(env_ids.tolist())
+    evaluate(Walk, bare, 3, seeds=1, num_envs=3)
+    assert sorted(told) == [0, 1, 2]
+    bare.predict = lambda observations: (act(observations, None), None, 3)
+    with pytest.raises((TypeError, ValueError), match="the policy's actions"):
+        evaluate(Walk, bare, 3)
 
 
 def test_there_are_as_many_episodes_as_seeds_or_options():
@@ -994,7 +1001,7 @@ def test_the_command(tmp_path, monkeypatch, capsys, env, policy):
         ("CartPole-v1 --policy script.py:Needy", "class script.py:Needy is called without"),
         ("CartPole-v1 --policy script.py:Resets", "--policy script.py:Resets: a policy's reset"),
         ("CartPole-v1 --policy script.py:alone", "--policy script.py:alone: policy must take two"),
-        ("CartPole-v1 --policy script.py:wrong", "they have shape (3,), and must have (2,)"),
+        ("CartPole-v1 --policy script.py:wrong", "the policy's actions for batch"),
     ],
 )
 def test_the_command_explains(tmp_path, monkeypatch, capsys, arguments, says):

@@ -83,19 +83,20 @@ def as_policy(policy: Any) -> Any:
     """A policy; a model with ``predict``, as Stable-Baselines3's, is made one."""
     if callable(policy) or not callable(getattr(policy, "predict", None)):
         return policy
-    return _Predicting(policy.predict)
+    return _Predicting(policy)
 
 
 class _Predicting:
-    """The ``predict`` of a model that has no state as a policy, which samples no actions."""
+    """A model's ``predict`` that returns no state, as a policy, which samples no actions."""
 
-    def __init__(self, predict: Callable[..., Any]) -> None:
-        self._predict = predict
-        self._named = {"deterministic": True} if names(predict, "deterministic", None) else {}
+    def __init__(self, model: Any) -> None:
+        self._predict = model.predict
+        self._named = {"deterministic": True} if names(self._predict, "deterministic", None) else {}
+        self.reset = getattr(model, "reset", None)
 
     def __call__(self, observations: Any, env_ids: Any) -> Any:
         answer = self._predict(observations, **self._named)
-        if not isinstance(answer, tuple):
+        if not isinstance(answer, tuple) or len(answer) != 2:
             return answer
         actions, state = answer
         if state is not None:
