@@ -363,15 +363,10 @@ def test_ctrl_c_as_those_who_doze_are_roused(monkeypatch):
 
 
 class Interrupts:
-    """Interrupts the program when it is pickled for the second worker."""
-
-    def __init__(self):
-        self.times = 0
+    """Interrupts the program when it is pickled, which is once for all workers."""
 
     def __reduce__(self):
-        self.times += 1
-        if self.times == 2:
-            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         return int, ()
 
 
