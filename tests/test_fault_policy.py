@@ -22,7 +22,7 @@ from gymnasium.error import ClosedEnvironmentError
 from tables import crossed, deep, first
 
 import shmvec
-from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
+from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
 from shmvec._processes import supervisor
 from shmvec.exchange import AutoresetMode
 from shmvec.faults import restart_seed
@@ -312,25 +312,6 @@ def test_a_worker_that_is_stopped():
         envs.close()
 
 
-@pytest.mark.deep
-def test_a_worker_that_dies_between_steps():
-    """What it had delivered stands; its next step is the truncation."""
-    envs = frail(4, num_workers=2, faults=RESTART)
-    try:
-        envs.reset(seed=0)
-        before = envs.step([1, 2, 3, 4])
-        envs.processes[0].kill()
-        envs.processes[0].join(DEADLINE)
-        results = envs.step([1, 2, 3, 4])
-        assert results[1].tolist() == [0, 0, 3, 4] and results[3].tolist() == [1, 1, 0, 0]
-        assert same(results[0][:2], before[0][:2])
-        message = row_of(results[-1], 1)["fault"]["message"]
-        assert message == "worker 0 (envs 0 to 1) killed by SIGKILL, in 'step'"
-        assert envs.step([1, 2, 3, 4])[0][:, 1].tolist() == [0, 0, 3, 3]
-    finally:
-        envs.close()
-
-
 def test_a_worker_that_dies_in_a_call():
     envs = frail(4, num_workers=2, faults=RESTART)
     try:
@@ -516,21 +497,6 @@ def test_a_fork_made_while_a_worker_is_restarted_leaves_it_alone(monkeypatch):
 
 
 @pytest.mark.deep
-def test_recycled_after_so_many_steps():
-    envs = frail(2, num_workers=1, recycle_after=5)
-    try:
-        envs.reset(seed=0)
-        pids = set()
-        truncated = []
-        for _ in range(30):
-            pids.add(envs.processes[0].pid)
-            truncated.append(envs.step([1, 1])[3].tolist())
-        assert len(pids) == 5 and truncated.count([True, True]) == 4
-    finally:
-        envs.close()
-
-
-@pytest.mark.deep
 def test_recycled_where_episodes_end_and_one_worker_after_the_other():
     with ShmVectorEnv([partial(Counter, 4)] * 2, num_workers=2, recycle_after=10) as envs:
         envs.reset(seed=0)
@@ -626,27 +592,6 @@ def test_an_env_that_cannot_be_built_again(tmp_path):
         assert len(caught.value.history) == 4
     finally:
         envs.close()
-
-
-@pytest.mark.deep
-def test_the_default_raises():
-    envs = frail(2, num_workers=2, step_timeout=0.3)
-    try:
-        envs.reset()
-        with pytest.raises(LookupError, match="as asked"):
-            envs.step([1, RAISE])
-        with pytest.raises(EnvTimeoutError, match="env 0"):
-            envs.step([SLEEP, 1])
-        envs.processes[1].kill()
-        with pytest.raises(WorkerCrashError, match="env 1.* killed by SIGKILL") as caught:
-            while True:
-                try:
-                    envs.step([1, 1])
-                except EnvTimeoutError:
-                    pass
-        assert caught.value.envs == (1,) and caught.value.workers == (1,)
-    finally:
-        envs.close(timeout=0)
 
 
 def test_what_is_logged(caplog):

@@ -1,21 +1,17 @@
 """What happens when processes die or waits are interrupted, on either side."""
 
 import contextlib
-import copy
 import dataclasses
 import faulthandler
 import logging
 import multiprocessing
 import os
-import pickle
 import select
 import signal
 import threading
 import time
 from functools import partial
 
-import cloudpickle
-import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter, Failing
@@ -49,20 +45,6 @@ def test_a_worker_that_ends_instead_of_saying_what_an_env_raised():
 
 
 @pytest.mark.deep
-def test_close_ends_a_worker_that_hangs():
-    class Hanging(Counter):
-        def step(self, action):
-            threading.Event().wait()
-
-    envs = ShmVectorEnv([make_counter, Hanging], num_workers=2)
-    envs.reset()
-    processes = envs.processes
-    envs.exchange.ask(None, [0, 0])
-    envs.close(timeout=0.2)
-    assert not any(process.is_alive() for process in processes)
-
-
-@pytest.mark.deep
 def test_a_worker_that_dies_as_its_envs_close_is_logged(caplog):
     class Dies(Counter):
         def close(self):
@@ -90,27 +72,6 @@ def test_close_kills_a_worker_that_ignores_sigterm():
     envs.exchange.ask(None, [0])
     envs.close(timeout=0.2)
     assert processes[0].exitcode in (-signal.SIGKILL, -signal.SIGTERM)
-
-
-@pytest.mark.deep
-def test_ctrl_c_interrupts_a_step_and_its_results_are_dropped():
-    caller = os.getpid()
-
-    class Slow(Counter):
-        def step(self, action):
-            if action == 3:
-                time.sleep(0.1)  # by then the caller waits
-                os.kill(caller, signal.SIGINT)
-                time.sleep(0.5)
-            return super().step(action)
-
-    envs = ShmVectorEnv([lambda: Slow(99), make_counter], num_workers=2)
-    envs.reset(seed=1)
-    with pytest.raises(KeyboardInterrupt):
-        envs.step([3, 0])
-    observations, rewards, *_ = envs.step([1, 1])
-    assert observations[:, :2].tolist() == [[2, 1], [2, 1]] and rewards.tolist() == [2, 2]
-    envs.close()
 
 
 class Resting(Counter):
@@ -270,17 +231,6 @@ def test_an_env_that_is_open_at_exit(context):
     assert gone([int(pid) for pid in out.split()], deadline_s=DEADLINE_S)
 
 
-@pytest.mark.deep
-def test_a_vector_env_is_neither_pickled_nor_copied():
-    envs = ShmVectorEnv([make_counter], num_workers=1)
-    try:
-        for duplicate in (pickle.dumps, cloudpickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(TypeError, match="cannot be pickled or copied"):
-                duplicate(envs)
-    finally:
-        envs.close()
-
-
 def test_a_fork_of_the_parent_cannot_use_it():
     envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
     try:
@@ -384,36 +334,5 @@ def test_ctrl_c_before_a_message_is_sent(what):
                     envs.set_attr("mark", Interrupts())
             assert envs.reset(seed=4)[0][:, 0].tolist() == [0, 0]
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        envs.close()
-
-
-class Bulky(gym.Env):
-    """Infos and actions that no ring can hold, and no pipe at once."""
-
-    observation_space = gym.spaces.Box(0, 1, (1,), np.float64)
-    action_space = gym.spaces.Sequence(gym.spaces.Discrete(2))
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(1), {}
-
-    def step(self, action):
-        return np.zeros(1), float(len(action)), False, False, {"bulk": "x" * 20_000_000}
-
-
-@pytest.mark.deep
-def test_both_pipes_are_full():
-    """The worker sends what the parent does not read yet, because it sends what the worker ..."""
-    envs = ShmVectorEnv([Bulky] * 2, num_workers=1, batch_size=1)
-    action = (np.ones(30_000_000, np.int8),)
-    try:
-        with finishes():
-            envs.async_reset()
-            envs.recv()
-            envs.recv()
-            envs.send([action], [0])
-            envs.send([action], [1])
-            lengths = [len(envs.recv()[-1]["bulk"][0]) for _ in range(2)]
-            assert lengths == [20_000_000] * 2
     finally:
         envs.close()
