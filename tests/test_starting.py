@@ -15,7 +15,6 @@ from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from envs import Counter
 from tables import crossed, deep, first
@@ -708,19 +707,6 @@ def test_streams_and_cores_are_the_parents_of_now(capfd):
         finally:
             os.sched_setaffinity(0, cores)
         assert capfd.readouterr().out == "hear me\n"
-
-
-@pytest.mark.deep
-def test_results_equal_whatever_the_start_method():
-    results = []
-    for context in CONTEXTS:
-        made = [lambda: gym.make("CartPole-v1")] * 4
-        with closing(ShmVectorEnv(made, num_workers=2, context=context)) as envs:
-            envs.action_space.seed(3)
-            rows = [envs.reset(seed=3)[0]]
-            rows += [envs.step(envs.action_space.sample())[0] for _ in range(50)]
-        results.append(np.array(rows))
-    assert all((each == results[0]).all() for each in results)
 
 
 @pytest.mark.deep

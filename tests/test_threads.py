@@ -39,14 +39,16 @@ class LoadsWhenMade(Loads):
         opencv()
 
 
-@pytest.mark.parametrize("context", ["fork", *deep("spawn")])
+@pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
 def test_variables_of_libraries_are_set_in_workers_only(context, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
     before = dict(os.environ)
     envs = ShmVectorEnv([Loads] * 4, context=context, num_workers=2, threads_per_worker=5)
     with closing(envs):
         assert envs.call("variable", "OMP_NUM_THREADS") == ("5",) * 4
+        assert envs.call("variable", "MKL_NUM_THREADS") == ("5",) * 4
         assert envs.call("variable", "OPENBLAS_NUM_THREADS") == ("3",) * 4  # the user's
         assert dict(os.environ) == before
 
@@ -79,16 +81,6 @@ def test_opencv_is_limited_though_it_heeds_no_variable_once_loaded(context, monk
     envs = ShmVectorEnv([LoadsWhenMade], context=context, threads_per_worker=1)
     with closing(envs):
         assert envs.call("opencv_threads") == (1,)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_the_parents_variables_stay_as_they_are(context, monkeypatch):
-    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    before = dict(os.environ)
-    with closing(ShmVectorEnv([Loads], context=context, threads_per_worker=2)) as envs:
-        assert envs.call("variable", "MKL_NUM_THREADS") == ("2",)
-        assert dict(os.environ) == before
 
 
 @pytest.mark.deep
