@@ -115,7 +115,7 @@ def naming_limits() -> Iterator[None]:
                 "vector env needs some for each worker; `python -m shmvec doctor` says how many "
                 "are left: raise the limit, or give fewer num_workers."
             )
-        if note and note not in getattr(error, "__notes__", ()):
+        if note:
             add_note(error, note)
         raise
 

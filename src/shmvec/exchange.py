@@ -202,8 +202,7 @@ class Exchange(OwnsProcesses, BatchSteps):
         )
         self.initialized = False
         try:
-            with naming_limits():
-                self._workers.start()
+            self._workers.start()
             if wait:
                 self.initialize()
         except BaseException:
@@ -227,8 +226,7 @@ class Exchange(OwnsProcesses, BatchSteps):
         self.check_open()
         assert self._workers is not None
         try:
-            with naming_limits():
-                self._start(self._workers)
+            self._start(self._workers)
         except BaseException as error:
             closed = self.closed  # by another thread, or as the program ends
             self._abandon()
@@ -251,15 +249,16 @@ class Exchange(OwnsProcesses, BatchSteps):
         self.single_observation_space, self.observation_space = agreement.spaces[:2]
         self.single_action_space, self.action_space = agreement.spaces[2:]
         self.metadata, self.render_mode = agreement.metadata, agreement.render_mode
-        made = assemble(
-            workers,
-            self._settings,
-            agreement,
-            self.guard,
-            may_step_over,
-            in_ranges,
-            hold_batches,
-        )
+        with naming_limits():
+            made = assemble(
+                workers,
+                self._settings,
+                agreement,
+                self.guard,
+                may_step_over,
+                in_ranges,
+                hold_batches,
+            )
         made.links.insight().options = bits_of_options(self._settings)
         self.layout = agreement.layout
         self._links, self._frames, self._ledger = made.links, made.frames, made.ledger

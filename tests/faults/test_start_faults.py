@@ -1,6 +1,7 @@
 """What goes wrong while workers start: the error says what, and nothing is left."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import resource
@@ -391,3 +392,14 @@ def test_too_many_open_files_are_called_so(context, step):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         start()
     """)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_an_env_raises_as_it_is_built_gets_no_advice_on_limits(num_workers):
+    class Unready(Counter):
+        def __init__(self):
+            raise BlockingIOError(errno.EAGAIN, "the simulator's socket has nothing yet")
+
+    with pytest.raises(BlockingIOError) as caught:
+        ShmVectorEnv([Unready], num_workers=num_workers)
+    assert not hasattr(caught.value, "__notes__")

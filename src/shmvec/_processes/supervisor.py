@@ -126,7 +126,7 @@ class Supervisor:
                 "workers need /proc, which is not mounted here (mount -t proc proc /proc); "
                 "num_workers=0 does not",
             )
-        with self._not_stopped():
+        with naming_limits(), self._not_stopped():
             self._start()
 
     @contextlib.contextmanager
@@ -144,15 +144,14 @@ class Supervisor:
     def _start(self) -> None:
         # With a core for each worker, it is faster if all of them import at the same time.
         learns = self._launcher.may_learn and len(self._indices) > usable_cores()
-        with naming_limits(), self._launcher.ready():
+        with self._launcher.ready():
             for index in self._indices:
                 self._launch(index, self._keep)
                 self._stderrs.append(WorkerStderr(self.channels[index], (id(self), index)))
                 if index == 0 and learns:
                     copy_stderr()
                     self._learn_from_first()
-        with naming_limits():
-            copy_stderr()  # after the forks, which must not see a second thread
+        copy_stderr()  # after the forks, which must not see a second thread
 
     def _keep(self, process: Any, channel: Channel) -> None:
         self.channels.append(channel)
