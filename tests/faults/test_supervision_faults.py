@@ -305,7 +305,7 @@ def test_a_stopped_worker_is_noticed_in_partial_batches_after_a_call(call):
         call(envs)
         os.kill(stopped, signal.SIGSTOP)
         envs.send([1, 1])
-        with pytest.raises(EnvTimeoutError, match="env 1"):
+        with pytest.raises(EnvTimeoutError, match="env 1.*step_timeout=0.2 "):
             envs.recv(timeout=60)
     finally:
         os.kill(stopped, signal.SIGCONT)

@@ -524,7 +524,8 @@ cdef class Links:
         if not self.has(worker, busy):
             raise RuntimeError(
                 f"the segment is damaged: worker {worker} is busy with an env that it has not")
-        error = EnvTimeoutError(sv_busy_env(busy), sv_busy_name(busy).decode(), 1e-9 * limit)
+        error = EnvTimeoutError(
+            sv_busy_env(busy), sv_busy_name(busy).decode(), 1e-9 * self.limit_of(busy))
         error.began = began
         return error
 
