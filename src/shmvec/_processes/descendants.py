@@ -15,9 +15,9 @@ from resource import RUSAGE_CHILDREN, getrusage
 from secrets import randbits
 from time import monotonic, sleep
 
-from shmvec._core import mark_process, reap_marked, signal_marked
+from shmvec._core import mark_process, signal_marked
 
-__all__ = ["end_families", "end_own_family", "lead_family", "new_mark", "reap_families"]
+__all__ = ["end_families", "end_own_family", "lead_family", "new_mark"]
 
 _PATIENCE_S = 1.0  # for killed processes to end; one that hangs in the kernel does not
 _LONGEST_PAUSE_S = 0.02
@@ -57,17 +57,6 @@ def end_families(marks: Sequence[int], patience_s: float, spared: int = 0) -> No
         number = signal.SIGKILL if elapsed > patience_s else 0
         sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-
-def reap_families(marks: Sequence[int]) -> None:
-    """Waits for what ended workers have started and left to this process, as zombies.
-
-    That is process 1 of a container, or a subreaper, which nobody else would do it for.
-
-    Args:
-        marks: The marks of workers that were waited for.
-    """
-    reap_marked(marks)
 
 
 def end_own_family(mark: int, patience_s: float) -> None:

@@ -33,8 +33,7 @@ from shmvec._processes.libraries import (
     thread_variables,
     worker_seeds,
 )
-from shmvec._processes.output import is_copying
-from shmvec._processes.preloading import import_reported, num_threads, ready_to_fork, reported
+from shmvec._processes.preloading import import_reported, ready_to_fork, reported
 from shmvec._processes.worker import Task, run_forked
 from shmvec._processes.worker_process import WorkerProcess
 
@@ -52,8 +51,7 @@ class Launcher:
 
     Attributes:
         may_learn: Whether the first worker reports what it imports, for those started after it.
-        forked_among_threads: For each worker, whether it is a fork of this process, made while it
-            had other threads than shmvec's.
+        forks: Whether workers are forks of this process.
     """
 
     def __init__(
@@ -73,12 +71,12 @@ class Launcher:
         self._ranges = ranges
         self._settings = settings
         self._method = settings.method
+        self.forks = settings.method == "fork"
         self._name = name
         # A worker with variables of its own must not inherit imports made before these are set.
         self.may_learn = settings.method != "spawn" and not any(settings.worker_environ)
         self._state = state_of_generators()
         self._starts = [0] * len(ranges)
-        self.forked_among_threads = [False] * len(ranges)
         self._registry: bytes | None = None
         self._server: ForkServer | None = None
         self._init: Any = settings.worker_init
@@ -151,7 +149,6 @@ class Launcher:
             if self._method == "fork":
                 task.environ = _changes(os.environ, environ)
                 end_opencv_threads()
-                self.forked_among_threads[index] = num_threads() > 1 + is_copying()
                 process.fork()
             elif self._method == "spawn":
                 passed = heritable(environ)

@@ -31,14 +31,7 @@ from typing import Any
 from shmvec._core import Channel, buffer_c_lines, flush_c, opened_pipe
 from shmvec._processes.stacks import OURS, is_wanted
 
-__all__ = [
-    "WorkerStderr",
-    "copy_stderr",
-    "excerpt",
-    "finish_output",
-    "is_copying",
-    "take_output",
-]
+__all__ = ["WorkerStderr", "copy_stderr", "excerpt", "finish_output", "take_output"]
 
 
 _LONGEST_LINE = 1 << 20  # that is held until it is complete
@@ -312,10 +305,6 @@ class _Copier:
                 self._thread, self._running = None, False
                 raise
 
-    def is_running(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread is not None and self._thread.is_alive()
-
     def wake(self) -> None:
         """Wakes the thread to look at all pipes."""
         if self._alarm >= 0:
@@ -486,7 +475,6 @@ class _Copier:
 
 _copier = _Copier()
 copy_stderr = _copier.start
-is_copying = _copier.is_running
 
 
 def excerpt(written: bytes) -> str:

@@ -25,13 +25,13 @@ from typing import Any
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec import _pickling as _classes
-from shmvec._core import Alarms, Channel, Segment
+from shmvec._core import Alarms, Channel, Segment, reap_marked
 from shmvec._cores import time_on_cores, usable_cores
 from shmvec._hints import naming_limits
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._memory.segment import Kept
 from shmvec._processes.control import Attachment, Imported, Report, Resets
-from shmvec._processes.descendants import end_families, new_mark, reap_families
+from shmvec._processes.descendants import end_families, new_mark
 from shmvec._processes.launcher import Launcher
 from shmvec._processes.output import WorkerStderr, copy_stderr
 from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of, waits_for_lock
@@ -52,9 +52,8 @@ _LOOK_S = 0.25  # between two checks whether the first worker is busy
 _BUSY = 0.1  # of a core: a process that uses less is asleep
 _CLOSED = "The vector env was closed during this call."
 _LOCK_OF_FORK = (
-    "(it waits for a lock or a thread, and is a fork of a program with other threads, which a fork "
-    "lacks: what they held then stays locked. A restart forks the program again; "
-    "context='forkserver' starts workers without that)"
+    "(it waits for a lock or a thread. If another thread of the program held that lock as this "
+    "worker was forked, it stays locked; context='forkserver' starts workers without that)"
 )
 _CHANGING_S = 10.0  # for a thread that replaces workers to notice that they are being ended
 
@@ -387,7 +386,7 @@ class Supervisor:
         """The Python stack of a worker; see ``stack_of``. A last line tells of a lock of a fork."""
         pid = self.processes[index].pid
         stack = stack_of(pid)
-        if self._launcher.forked_among_threads[index] and waits_for_lock(pid):
+        if self._launcher.forks and waits_for_lock(pid):
             stack += f"\n{_LOCK_OF_FORK}"
         return stack
 
@@ -442,7 +441,7 @@ class Supervisor:
             self._release(index)
         for index in others:
             self.channels[index].close()
-        reap_families([self._marks[index] for index in ended])
+        reap_marked([self._marks[index] for index in ended])  # what they have left as zombies
         return others
 
     def _check_ended(self, others: Sequence[int]) -> None:
