@@ -58,8 +58,9 @@ class ChangesItsAction(gym.Env):
         return got, float(got[0]), False, False, {}
 
 
-def planning(env_fn=cartpole, n_workers=2, **options):
-    return closing(PlanningVectorEnv(env_fn, n_workers, **options))
+def planning(env_fn=cartpole, n_workers=2, rows=8, **options):
+    """With few rows, which are quick to make."""
+    return closing(PlanningVectorEnv(env_fn, n_workers, rows=rows, **options))
 
 
 def states_and_actions(env, count, seed=0):
@@ -192,7 +193,7 @@ def test_stepping_from_a_state_and_stepping_on_are_bit_identical():
 @pytest.mark.parametrize("n_workers", [1, 2, 8])
 def test_ten_actions_use_all_workers(n_workers):
     """plangym's chunks of two left three of eight workers idle."""
-    with planning(Identified, n_workers) as env:
+    with planning(Identified, n_workers, rows=None) as env:
         *_, infos = env.step_batch([0] * 10)
         found = np.bincount(np.unique(infos["pid"], return_inverse=True)[1])
         assert len(found) == n_workers and found.max() - found.min() <= 1
@@ -314,7 +315,7 @@ def test_reset():
 
 
 def test_reset_of_indices():
-    with planning(n_workers=3, rows=8) as env:
+    with planning(n_workers=3) as env:
         env.reset(seed=0)
         states, observations, infos = env.reset(indices=[2, 0], seed=10)
         for row, worker in enumerate((2, 0)):
@@ -327,7 +328,7 @@ def test_reset_of_indices():
 
 @pytest.mark.parametrize("env_fn", [counter, *deep(cartpole)])
 def test_get_state_and_set_state(env_fn):
-    with planning(env_fn, n_workers=2, rows=8) as env:
+    with planning(env_fn, n_workers=2) as env:
         state, *_ = env.reset(seed=0)
         for _ in range(3):
             env.step(1)
@@ -341,7 +342,7 @@ def test_get_state_and_set_state(env_fn):
 
 @WORKERS
 def test_sync_states(n_workers):
-    with planning(n_workers=n_workers, rows=8) as env:
+    with planning(n_workers=n_workers) as env:
         env.reset(seed=0)
         state = env.step(1, env.get_state())[0]
         workers = max(1, n_workers)
@@ -359,7 +360,7 @@ def test_sync_states(n_workers):
 
 def test_promises_in_any_order():
     """plangym's gave each other's results, and hung when called twice."""
-    with planning(counter, rows=8) as env:
+    with planning(counter) as env:
         state, *_ = env.reset(seed=0)
         promises = [
             env.step_batch([i % 4] * (i + 1), [state] * (i + 1), blocking=False) for i in range(6)
@@ -403,7 +404,7 @@ class Gate(Counter):
 
 def test_a_promise_with_a_timeout(tmp_path):
     path = str(tmp_path / "open")
-    with planning(lambda: Gate(path), rows=8) as env:
+    with planning(lambda: Gate(path)) as env:
         promise = env.step_batch([0, 0], np.ones((2, 1)), blocking=False)
         following = env.step_batch([1, 1], np.zeros((2, 1)), blocking=False)
         with pytest.raises(multiprocessing.TimeoutError):
@@ -455,7 +456,7 @@ def test_ctrl_c_while_waiting_loses_nothing(tmp_path):
 
 
 def test_the_local_env_is_built_only_when_asked_for():
-    with planning(lambda: Counts.make(os.getpid()), rows=8) as env:
+    with planning(lambda: Counts.make(os.getpid())) as env:
         Counts.made.clear()
         env.reset(seed=0)
         env.step_batch([0, 0])
@@ -476,7 +477,7 @@ class Counts:
 
 
 def test_any_attribute_or_method_of_the_env():
-    with planning(rows=8) as env:
+    with planning() as env:
         assert env.spec.id == "CartPole-v1"
         assert env.unwrapped.gravity == 9.8
         assert not hasattr(env, "x")  # plangym's killed a worker
@@ -532,10 +533,7 @@ def test_sample_action():
 
 
 def test_clone():
-    with (
-        planning(frameskip=3, rows=8) as env,
-        closing(env.clone(n_workers=1, autoreset=False)) as other,
-    ):
+    with planning(frameskip=3) as env, closing(env.clone(n_workers=1, autoreset=False)) as other:
         assert (other.n_workers, other.frameskip, other.autoreset) == (1, 3, False)
         assert env.n_workers == 2
         state, *_ = env.reset(seed=0)
@@ -552,15 +550,15 @@ def test_delay_setup():
             made.value += 1
         return cartpole()
 
-    with planning(make, delay_setup=True, context="fork", rows=8) as env:
+    with planning(make, delay_setup=True, context="fork") as env:
         assert made.value == 0
         env.setup()
         assert made.value == 2
         env.setup()
         assert made.value == 2
-    with planning(make, delay_setup=True, context="fork", rows=8) as env:
+    with planning(make, delay_setup=True, context="fork") as env:
         assert env.action_space.n == 2  # the first use sets up
-    with planning(make, delay_setup=True, rows=8):
+    with planning(make, delay_setup=True):
         pass
 
 
