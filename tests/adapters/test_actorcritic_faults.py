@@ -21,7 +21,7 @@ from actorcritic_envs import (
     started,
 )
 from envs import Counter, Failing
-from processes import gone, run_script
+from processes import run_script
 from tables import deep
 
 from shmvec import FaultPolicy, TooManyFaultsError
@@ -218,21 +218,6 @@ def test_nothing_is_recreated_on_ctrl_c(wrapped):
 
 
 # ---- close -----------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-def test_close_closes_all_in_parallel_and_a_second_one_is_harmless(tmp_path):
-    log = tmp_path / "log"
-    envs = MultiEnv(create_subprocess_envs([partial(Chatty, log)] * 3))
-    pids = [process_of(env).pid for env in envs.envs]
-    envs.close()
-    assert log.read_text() == "closed\n" * 3 and gone(pids, 60)
-    envs.close()
-    for env in envs.envs:
-        env.close()
-    for use in (lambda: envs.reset(), lambda: envs.step([1, 1, 1])):
-        with pytest.raises(ValueError, match="MultiEnv was closed already"):
-            use()
 
 
 @pytest.mark.deep

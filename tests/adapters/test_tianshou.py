@@ -254,17 +254,17 @@ def test_render(num_workers):
 
 
 @pytest.mark.deep
-@WORKERS
-def test_close(num_workers):
-    envs = TianshouVectorEnv(walks(), num_workers=num_workers)
-    envs.reset()
+def test_what_is_closed_answers_nothing():
+    envs = TianshouVectorEnv(walks(), num_workers=0)
     envs.close()
     assert envs.is_closed
-    envs.close()
-    for call in (envs.reset, lambda: envs.step([1] * 4), envs.render, envs.seed):
-        with pytest.raises(AssertionError, match="after close"):
-            call()
-    for call in (lambda: envs.get_env_attr("size"), lambda: envs.set_env_attr("size", 1)):
+    for call in (
+        envs.reset,
+        envs.render,
+        envs.seed,
+        lambda: envs.get_env_attr("size"),
+        lambda: envs.set_env_attr("size", 1),
+    ):
         with pytest.raises(AssertionError, match="after close"):
             call()
 
@@ -641,19 +641,18 @@ def test_a_reset_that_was_broken_off_leaves_nothing_behind(wait_num):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("options", [{"wait_num": 1}, {"timeout": 0.001}, {}])
+@pytest.mark.parametrize("options", [{"wait_num": 1}, {"timeout": 0.001}])
 def test_a_hung_env_is_an_error_not_an_endless_loop(options):
     with gated((100, 100), step_timeout=0.2, **options) as (envs, gates):
         envs.reset()
         with pytest.raises(EnvTimeoutError, match="env 1 "):
             envs.step([GATED], [1])
         gates[1].set()
-        if envs.is_async:
-            while envs.waiting_id:
-                try:
-                    envs.step(None)
-                except EnvTimeoutError:
-                    pass
+        while envs.waiting_id:
+            try:
+                envs.step(None)
+            except EnvTimeoutError:
+                pass
         assert envs.reset()[0].shape == (2, 1)
 
 
