@@ -2,24 +2,24 @@
 
 from contextlib import closing
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Counter, Scripted
+from envs import Scripted
 from equality import MODES, same, sync_env
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
-from strategies import infos, spaces, unsized_leaves
+from strategies import infos, leaves, spaces, unsized_leaves
 
 from shmvec import ShmVectorEnv
 from shmvec.exchange import AutoresetMode
 
 modes = st.sampled_from(MODES)
-lengths = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=5)
+lengths = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=7)
 
 
-def compare(make, steps, seed, mode=AutoresetMode.NEXT_STEP, **ours_only):
-    """Steps both side by side; every result is the same."""
+def compare(make, steps, seed, mode=AutoresetMode.NEXT_STEP, parts=None, **ours_only):
+    """Steps both side by side, ours in these parts; every result is the same."""
     theirs = sync_env(make, mode)
     ours = ShmVectorEnv(make, autoreset_mode=mode, **ours_only)
     with closing(theirs), closing(ours):
@@ -37,10 +37,33 @@ def compare(make, steps, seed, mode=AutoresetMode.NEXT_STEP, **ours_only):
                 over[:] = False
             actions = theirs.action_space.sample()
             reference = gathered(lambda actions=actions: theirs.step(actions))
-            mine = ours.step(actions)
-            assert_same(mine, reference)
-            over = mine[2] | mine[3]
+            if parts is None:
+                assert_same(ours.step(actions), reference)
+            else:
+                parts(ours, actions, np.arange(len(make)) % 2 == 0, reference)
+            over = reference[2] | reference[3]
         assert_same(ours.get_attr("actions"), theirs.get_attr("actions"))
+
+
+def by_masks(envs, actions, mask, reference):
+    """Envs that are left out keep their results, so that the second call shows all."""
+    envs.step(actions, mask=mask)
+    assert_same(envs.step(actions, mask=~mask)[:4], reference[:4])
+
+
+def by_batches(envs, actions, mask, reference):
+    """Two requests, and one batch with the envs in the order in which they are done."""
+    single = envs.single_action_space
+    given = list(iterate(envs.action_space, actions))
+    for ids in (np.flatnonzero(mask), np.flatnonzero(~mask)):
+        some = [given[i] for i in ids]
+        envs.send(concatenate(single, some, create_empty_array(single, len(ids))), ids)
+    observations, *arrays, infos = envs.recv(min_envs=len(mask))
+    rows = zip(iterate(envs.observation_space, observations), *arrays, strict=True)
+    found = dict(zip(infos["env_id"].tolist(), rows, strict=True))
+    expected = zip(iterate(envs.observation_space, reference[0]), *reference[1:4], strict=True)
+    for env, row in enumerate(expected):
+        assert_same(found[env], row)
 
 
 def gathered(call):
@@ -138,31 +161,18 @@ def test_any_space_as_messages_in_workers(observations, actions, lengths, seed, 
     compare(make, 8, seed, mode, num_workers=num_workers, shared_memory=False)
 
 
-@settings(common, max_examples=10)
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=9), st.integers(0, 100), st.data())
-def test_any_split(lengths, seed, data):
-    class Recording(Counter):
-        actions = ()
-
-        def step(self, action):
-            self.actions = [*self.actions, action]
-            return super().step(action)
-
-    num_workers = data.draw(st.integers(0, len(lengths)))
-    compare([lambda n=n: Recording(n) for n in lengths], 20, seed, num_workers=num_workers)
-
-
-def test_structured_spaces_one_by_one():
-    for space in (
-        gym.spaces.Box(-1, 1, ()),
-        gym.spaces.Box(-1, 1, (0, 3)),
-        gym.spaces.Box(-1, 1, (2, 3, 4), dtype="f2"),
-        gym.spaces.Discrete(3, start=-2),
-        gym.spaces.MultiDiscrete([[2, 3], [4, 5]]),
-        gym.spaces.MultiBinary((2, 2)),
-        gym.spaces.Text(4),
-        gym.spaces.Dict(b=gym.spaces.Text(2), a=gym.spaces.Tuple([gym.spaces.Discrete(2)])),
-    ):
-        for mode in MODES:
-            make = scripts(space, space, [[3, 2]] * 3, [[{}]])
-            compare(make, 8, 3, mode, num_workers=2)
+@settings(common, max_examples=20)
+@given(lengths, st.integers(0, 99), modes, st.booleans(), st.data())
+def test_any_env(lengths, seed, mode, shared_memory, data):
+    """All at once, in few examples; the others have more of each."""
+    leaf = leaves if shared_memory else unsized_leaves
+    observations, actions = data.draw(spaces(leaf)), data.draw(spaces(leaf))
+    ways = [None, by_masks] + [by_batches] * shared_memory
+    make = scripts(observations, actions, lengths, [[{"a": 1}, {}], [{"b": "text"}]])
+    options = {
+        "parts": data.draw(st.sampled_from(ways)) if len(make) > 1 else None,
+        "num_workers": data.draw(st.integers(0, len(make))),
+        "copy": data.draw(st.booleans()),
+        "caller_steps": data.draw(st.booleans()),
+    }
+    compare(make, 8, seed, mode, shared_memory=shared_memory, **options)
