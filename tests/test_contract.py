@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from tables import deep
 
 from shmvec import ShmVectorEnv
 from shmvec.testing import VectorEnvContract
@@ -14,41 +15,57 @@ SINCE_MODES = pytest.mark.skipif(
 )
 
 
+@pytest.mark.deep
 @SINCE_MODES
 class TestSyncVectorEnv(VectorEnvContract):
     def make_vector_env(self, env_fns, **kwargs):
         return SyncVectorEnv(env_fns, **kwargs)
 
 
+@pytest.mark.deep
 @SINCE_MODES
 class TestAsyncVectorEnv(VectorEnvContract):
     def make_vector_env(self, env_fns, **kwargs):
         return AsyncVectorEnv(env_fns, **kwargs)
 
 
+@pytest.mark.deep
 class TestShmVectorEnv(VectorEnvContract):
     def make_vector_env(self, env_fns, **kwargs):
         return ShmVectorEnv(env_fns, **kwargs)
 
 
+@pytest.mark.deep
 class TestShmVectorEnvInOneWorker(VectorEnvContract):
     def make_vector_env(self, env_fns, **kwargs):
         return ShmVectorEnv(env_fns, num_workers=1, **kwargs)
 
 
+@pytest.mark.deep
 class TestShmVectorEnvInThisProcess(VectorEnvContract):
     def make_vector_env(self, env_fns, **kwargs):
         return ShmVectorEnv(env_fns, num_workers=0, **kwargs)
 
 
+@pytest.mark.deep
 class TestShmVectorEnvWhoseCallerSteps(VectorEnvContract):
     def make_vector_env(self, env_fns, **kwargs):
         return ShmVectorEnv(env_fns, num_workers=len(env_fns), caller_steps=True, **kwargs)
 
 
+@pytest.mark.deep
 class TestShmVectorEnvByMessages(VectorEnvContract):
     def make_vector_env(self, env_fns, **kwargs):
         return ShmVectorEnv(env_fns, shared_memory=False, **kwargs)
+
+
+def test_ours_keeps_it():
+    """Each test by its first values; all of them, of all classes, are deep."""
+    for name, test in inspect.getmembers(TestShmVectorEnvInOneWorker(), inspect.ismethod):
+        if name.startswith("test_"):
+            marks = getattr(test, "pytestmark", ())
+            columns = [mark.args for mark in marks if mark.name == "parametrize"]
+            test(**{argument: next(iter(values)) for argument, values in columns})
 
 
 BREACHES = {
@@ -61,7 +78,7 @@ BREACHES = {
 
 
 @SINCE_MODES
-@pytest.mark.parametrize("name", BREACHES)
+@pytest.mark.parametrize("name", ["test_results", *deep(*list(BREACHES)[1:])])
 def test_a_breach_is_found(name):
     class Breaching(SyncVectorEnv):
         def step(self, actions):

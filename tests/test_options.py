@@ -6,12 +6,16 @@ import re
 import subprocess
 import sys
 import typing
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from envs import Counter
+from gymnasium.vector.async_vector_env import _async_worker
+from tables import deep
 
-from shmvec import ShmVectorEnv, exchange
+from shmvec import FaultPolicy, ShmVectorEnv, exchange
 from shmvec._options import OPTIONS, variable
 from shmvec.cluster import ClusterVectorEnv
 from shmvec.planning import PlanningVectorEnv
@@ -43,7 +47,7 @@ def test_the_page_names_every_variable():
     assert named == {variable(name) for name, option in OPTIONS.items() if option.parse}
 
 
-@pytest.mark.parametrize("name", ["workers", "env_fns", "batch_size", "worker"])
+@pytest.mark.parametrize("name", ["workers", *deep("env_fns", "batch_size", "worker")])
 def test_an_exchange_refuses_what_is_no_option_of_its(name):
     with pytest.raises(TypeError, match=name):
         exchange.Exchange([lambda: gym.make("CartPole-v1")], **{name: None, "num_workers": 0})
@@ -63,6 +67,55 @@ def test_classes_on_an_exchange_name_the_options_that_they_take_and_refuse_other
         kind([lambda: gym.make("CartPole-v1")], worker_int=None)
 
 
+ANY = object()  # of options for which each value is one
+BATCHES = {"batch_size": 1}
+# Of each option a value that it takes, one that it refuses, and what else is given with both.
+VALUES = {
+    "shared_memory": (False, ANY, {}),
+    "copy": (False, ANY, {}),
+    "context": ("fork", "thread", {}),
+    "daemon": (False, ANY, {}),
+    "worker": (_async_worker, 3, {}),
+    "observation_mode": ("different", "neither", {}),
+    "autoreset_mode": ("SameStep", "Sometimes", {}),
+    "max_concurrency": (1, 0, {}),
+    "num_workers": (2, 3, {}),
+    "caller_steps": (True, ANY, {}),
+    "overlap": (2, 0, {}),
+    "spare_envs": (1, -1, {}),
+    "wait_policy": ("park", "sleep", {}),
+    "threads_per_worker": (1, -1, {}),
+    "pin_workers": (True, ANY, {}),
+    "faults": (FaultPolicy(on_crash="restart"), "restart", {}),
+    "step_timeout": (9.0, -1.0, {}),
+    "reset_timeout": (9.0, 0, {}),
+    "recycle_after": (9, 0, {}),
+    "hang_warning_s": (9.0, -1.0, {}),
+    "log_errors": (False, ANY, {}),
+    "preload": (["json"], [3], {}),
+    "compile_wrappers": (False, ANY, {}),
+    "worker_environ": ({"A_NAME": "1"}, {"A_NAME": 1}, {}),
+    "worker_init": (id, 3, {}),
+    "batch_size": (1, 3, {}),
+    "batch_timeout": (1.0, -1.0, {"batch_size": (1, 2)}),
+    "num_buffers": (2, 0, BATCHES),
+    "hold_batches": (1, 0, BATCHES),
+    "record_order": ([], ANY, BATCHES),
+    "replay_order": ([[0], [1]], ANY, BATCHES),
+}
+
+
+def test_each_option_takes_a_good_value_and_refuses_a_bad_one():
+    assert VALUES.keys() == OPTIONS.keys()
+    for name, (good, bad, others) in VALUES.items():
+        num_workers = 1 if OPTIONS[name].needs_workers else 0
+        make = partial(ShmVectorEnv, [Counter] * 2, **{"num_workers": num_workers, **others})
+        make(**{name: good}).close()
+        if bad is not ANY:
+            with pytest.raises((TypeError, ValueError), match=f"{name}|callable"):
+                make(**{name: bad})
+
+
 def test_an_option_that_there_is_not():
     with pytest.raises(TypeError, match="has no option 'num_worker'. Did you mean 'num_workers'"):
         ShmVectorEnv([lambda: gym.make("CartPole-v1")], num_worker=1)
@@ -70,6 +123,7 @@ def test_an_option_that_there_is_not():
         ShmVectorEnv(num_workers=1)
 
 
+@pytest.mark.deep
 def test_type_checkers_see_the_options(tmp_path):
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("mypy is not installed (the dev extra has it)")
