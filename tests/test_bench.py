@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tables import deep
 
 import shmvec.__main__
 from shmvec._commands import bench, measuring
@@ -34,6 +35,7 @@ def test_compute(capsys):
     assert "parent slowed by" in capsys.readouterr().out
 
 
+@pytest.mark.deep
 def test_an_env_of_ones_own_and_what_the_table_says(tmp_path, capsys):
     file = tmp_path / "mine.py"
     file.write_text(
@@ -50,6 +52,7 @@ def test_an_env_of_ones_own_and_what_the_table_says(tmp_path, capsys):
     assert f"\n{file}:Mine, 2 envs: " in out and " × AsyncVectorEnv, " in out
 
 
+@pytest.mark.deep
 def test_what_is_said_of_a_result():
     row = {"env": "Mine", "num_envs": 8, "system": "ShmVectorEnv", "batch_us": 1.0, "spread": 0.9}
     row |= {"steps_per_s": 10.0, "share_of_limit": 0.84, "times_async": 5.12, "times_sync": 1.4}
@@ -65,6 +68,7 @@ def test_what_is_said_of_a_result():
     assert "envs sleep" in bench.table(results)
 
 
+@pytest.mark.deep
 def test_missing_packages_are_named(monkeypatch, capsys):
     missing = bench.Workload(bench.NoopEnv, ("json", "no_such_package"))
     monkeypatch.setitem(bench.WORKLOADS, "ALE/Pong-v5", missing)
@@ -79,12 +83,14 @@ def test_missing_packages_are_named(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bench", "Chess-v0"], "Chess"),
-        (["bench", "nowhere.py:Chess"], "no file nowhere.py"),
         (["bench", "--num-envs", "0"], "must be positive"),
-        (["bench", "--seconds", "soon"], "invalid"),
-        (["bench", "--json", "/no/such/folder/file"], "no folder"),
-        ([], "required"),
+        *deep(
+            (["bench", "Chess-v0"], "Chess"),
+            (["bench", "nowhere.py:Chess"], "no file nowhere.py"),
+            (["bench", "--seconds", "soon"], "invalid"),
+            (["bench", "--json", "/no/such/folder/file"], "no folder"),
+            ([], "required"),
+        ),
     ],
 )
 def test_bad_arguments(arguments, message, capsys):
@@ -94,6 +100,7 @@ def test_bad_arguments(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", bench.DEFAULT_WORKLOADS)
 def test_workloads_step(name):
     workload = bench.WORKLOADS[name]

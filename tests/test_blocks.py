@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
-from tables import crossed
+from tables import deep
 
 from shmvec import FaultPolicy, ShmVectorEnv
 from shmvec.exchange import AutoresetMode, Exchange
@@ -51,7 +51,7 @@ class Picture(gym.Env):
 NOTHING = [0] * N
 
 
-@pytest.fixture(params=[0, 1, 2])
+@pytest.fixture(params=[1, *deep(0, 2)])
 def envs(request):
     with_workers = ShmVectorEnv([Picture] * N, num_workers=request.param)
     with_workers.reset()
@@ -77,6 +77,7 @@ def test_nothing_is_copied(envs):
     assert used <= blocks and len(used) == 2  # one is looked at while the next is written
 
 
+@pytest.mark.deep
 def test_it_is_an_array_like_any_other(envs):
     observations = envs.step(NOTHING)[0]
     assert type(observations) is np.ndarray
@@ -93,6 +94,7 @@ def test_it_is_an_array_like_any_other(envs):
     assert reference() is None
 
 
+@pytest.mark.deep
 def test_it_cannot_be_released(envs):
     observations = envs.step(NOTHING)[0]
     address = observations.ctypes.data
@@ -102,6 +104,7 @@ def test_it_cannot_be_released(envs):
     assert (observations == 1).all()
 
 
+@pytest.mark.deep
 def test_a_tensor_is_made_of_it_without_a_copy(envs):
     torch = pytest.importorskip("torch")
     observations = envs.step(NOTHING)[0]
@@ -115,6 +118,7 @@ def test_a_tensor_is_made_of_it_without_a_copy(envs):
     assert address in {envs.step(NOTHING)[0].ctypes.data for _ in range(2)}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "part", [lambda a: a[1:2], lambda a: a.T, memoryview, lambda a: iter(a[0])]
 )
@@ -128,6 +132,7 @@ def test_what_was_made_of_it_keeps_it(envs, part):
     assert address in {envs.step(NOTHING)[0].ctypes.data for _ in range(2)}
 
 
+@pytest.mark.deep
 def test_who_holds_all_gets_ordinary_arrays(envs):
     blocks = in_blocks(envs)
     begin = int(envs.step(NOTHING)[0][0, 0, 0])
@@ -141,6 +146,7 @@ def test_who_holds_all_gets_ordinary_arrays(envs):
     assert envs.step(NOTHING)[0].ctypes.data in blocks
 
 
+@pytest.mark.deep
 def test_what_the_user_does_to_it_is_not_seen_in_later_results(envs):
     observations = envs.step(NOTHING)[0]
     observations[:] = 99
@@ -187,6 +193,7 @@ def segments():
     return total
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_memory_goes_with_the_last_array(workers):
     before = segments()
@@ -245,6 +252,7 @@ def test_a_fork_has_its_own(envs):
     assert used <= blocks  # and nothing is copied, as before
 
 
+@pytest.mark.deep
 def test_many_forks(envs):
     blocks = in_blocks(envs)
     for turn in range(len(blocks) + 1, len(blocks) + 20):
@@ -255,6 +263,7 @@ def test_many_forks(envs):
     assert in_blocks(envs) == blocks
 
 
+@pytest.mark.deep
 def test_forks_lose_nothing_that_another_thread_writes():
     """A fork cannot know that another thread is at work on an array."""
     many = 64 * N
@@ -286,6 +295,7 @@ def test_forks_lose_nothing_that_another_thread_writes():
         envs.close()
 
 
+@pytest.mark.deep
 def test_a_fork_by_c_code_has_its_own(envs):
     observations = envs.step(NOTHING)[0]
     pid = ctypes.PyDLL(None).fork()
@@ -296,6 +306,7 @@ def test_a_fork_by_c_code_has_its_own(envs):
     assert (observations == 1).all()
 
 
+@pytest.mark.deep
 def test_a_fork_where_memory_is_short_leaves_both_what_they_hold(envs):
     """What cannot be copied is no block any more."""
     observations = envs.step(NOTHING)[0]
@@ -316,6 +327,7 @@ def test_a_fork_where_memory_is_short_leaves_both_what_they_hold(envs):
         assert envs.step(NOTHING)[0].ctypes.data != address
 
 
+@pytest.mark.deep
 def test_a_step_that_is_broken_off_writes_to_nothing_that_is_held(envs):
     kept = [envs.step(NOTHING)[0] for _ in range(2)]
     for turn in range(3, 30):
@@ -329,6 +341,7 @@ def test_a_step_that_is_broken_off_writes_to_nothing_that_is_held(envs):
     assert [int(array[0, 0, 0]) for array in kept] == [28, 29]
 
 
+@pytest.mark.deep
 def test_waits_with_a_limit():
     envs = ShmVectorEnv([Picture] * N, num_workers=2)
     try:
@@ -343,6 +356,7 @@ def test_waits_with_a_limit():
         envs.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mode", list(AutoresetMode)[:2])
 def test_episodes_that_end(mode):
     envs = ShmVectorEnv([Picture] * N, num_workers=2, autoreset_mode=mode)
@@ -364,7 +378,9 @@ def test_episodes_that_end(mode):
         envs.close()
 
 
-@pytest.mark.parametrize("action, policy", crossed([2, 3], ["restart", "reset"]))
+@pytest.mark.deep
+@pytest.mark.parametrize("action", [2, 3])
+@pytest.mark.parametrize("policy", ["restart", "reset"])
 def test_faults_write_to_nothing_that_is_held(action, policy):
     policy = FaultPolicy(on_crash="restart", on_error="restart" if policy == "restart" else "reset")
     envs = ShmVectorEnv([Picture] * N, num_workers=2, faults=policy)
@@ -414,6 +430,7 @@ class Parts(gym.Env):
         return self._observe(), 0.0, False, False, {}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("workers", [0, 2])
 def test_spaces_of_parts(workers):
     envs = ShmVectorEnv([Parts] * N, num_workers=workers)
@@ -435,6 +452,7 @@ def test_spaces_of_parts(workers):
         envs.close()
 
 
+@pytest.mark.deep
 def test_exchanges_hand_out_blocks_too():
     exchange = Exchange([Picture] * N, num_workers=2)
     try:
@@ -451,6 +469,7 @@ def test_exchanges_hand_out_blocks_too():
         exchange.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "options", [{"copy": False}, {"shared_memory": False}, {"batch_size": 2, "copy": False}]
 )
@@ -462,6 +481,7 @@ def test_none_where_nothing_is_copied_or_shared(options):
         envs.close()
 
 
+@pytest.mark.deep
 def test_small_observations_are_copied():
     envs = ShmVectorEnv([Picture] * (N - 1), num_workers=1)
     try:
@@ -470,6 +490,7 @@ def test_small_observations_are_copied():
         envs.close()
 
 
+@pytest.mark.deep
 def test_where_memory_is_short_there_are_none(monkeypatch):
     import shmvec._processes.assembly as assembly
 
@@ -493,6 +514,7 @@ def test_where_memory_is_short_there_are_none(monkeypatch):
         envs.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("workers", [0, 1])
 def test_where_addresses_are_limited_there_are_none(workers, monkeypatch):
     import shmvec._processes.assembly as assembly
@@ -521,6 +543,7 @@ def test_where_addresses_are_limited_there_are_none(workers, monkeypatch):
         envs.close()
 
 
+@pytest.mark.deep
 def test_no_page_faults():
     envs = ShmVectorEnv([Picture] * N, num_workers=1)
     try:

@@ -13,6 +13,7 @@ import pytest
 from envs import Counter, Infos
 from equality import MODES, assert_same_episodes, same, sync_env
 from gymnasium.error import ClosedEnvironmentError
+from tables import deep
 
 import shmvec
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
@@ -55,6 +56,7 @@ def made(fns, num_workers=2, **options):
     return ShmVectorEnv(fns, num_workers=num_workers, caller_steps=True, **options)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [2, 3, 5])
 @pytest.mark.parametrize("options", [{}, {"shared_memory": False}, {"copy": False}])
@@ -66,6 +68,7 @@ def test_equals_sync(num_workers, mode, options):
         assert_same_episodes(envs, sync, mode)
 
 
+@pytest.mark.deep
 def test_where_envs_are_and_what_is_asked_of_them():
     with closing(made([Where] * 5)) as envs:
         pids = envs.call("pid")
@@ -93,6 +96,7 @@ def test_partial_batches_masks_and_rollouts():
         assert rollout.rewards[1:].tolist() == [[2, 2, 1, 4], [3, 3, 2, 5], [4, 4, 3, 6]]
 
 
+@pytest.mark.deep
 def test_large_messages_and_infos():
     infos = [{"large": np.ones(300_000), "n": 1}, {}, {"nested": {"a": "text"}}]
     fns = [lambda: Infos(infos)] * 3
@@ -104,6 +108,7 @@ def test_large_messages_and_infos():
             assert same(envs.step([0, 1, 0]), sync.step([0, 1, 0]))
 
 
+@pytest.mark.deep
 def test_one_worker_is_the_caller():
     with closing(made([Where] * 2, num_workers=1)) as envs:
         assert envs.num_workers == 0 and envs.processes == []
@@ -111,18 +116,20 @@ def test_one_worker_is_the_caller():
 
 
 @pytest.mark.parametrize(
-    "options", [{"step_timeout": 1.0}, {"worker_init": print}, {"worker_environ": {}}]
+    "options", [{"step_timeout": 1.0}, *deep({"worker_init": print}, {"worker_environ": {}})]
 )
 def test_options_of_processes_are_refused(options):
     with pytest.raises(ValueError, match="caller_steps=True.*leave one of them out"):
         made([Counter] * 2, **options)
 
 
+@pytest.mark.deep
 def test_batches_of_what_is_ready_first_are_refused():
     with pytest.raises(ValueError, match="batch_size.*caller_steps=True"):
         made([Counter] * 2, batch_size=1)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("env", [0, 3])
 def test_an_env_that_raises_is_named(env):
     actions = np.zeros(4, int)
@@ -137,7 +144,7 @@ def test_an_env_that_raises_is_named(env):
 
 @pytest.mark.parametrize(
     "env, action, kind",
-    [(0, 3, "WorkerCrashError"), (0, 2, "LookupError"), (3, 2, "LookupError")],
+    [(3, 2, "LookupError"), *deep((0, 3, "WorkerCrashError"), (0, 2, "LookupError"))],
 )
 def test_a_fault_on_either_side_is_survived(env, action, kind):
     actions = np.zeros(4, int)
@@ -154,6 +161,7 @@ def test_a_fault_on_either_side_is_survived(env, action, kind):
         assert envs.exchange.restarts(env) == 3 and envs.exchange.restarts(3 - env) == 0
 
 
+@pytest.mark.deep
 def test_a_worker_that_dies_closes_both_sides():
     envs = made([Where] * 4)
     envs.reset()
@@ -164,6 +172,7 @@ def test_a_worker_that_dies_closes_both_sides():
     envs.close()
 
 
+@pytest.mark.deep
 def test_ctrl_c_in_an_env_of_the_callers():
     with closing(made([lambda: Interrupted(99)] * 4)) as envs:
         envs.reset()
@@ -174,6 +183,7 @@ def test_ctrl_c_in_an_env_of_the_callers():
             assert envs.step([0] * 4)[1].tolist() == (before + 1).tolist()
 
 
+@pytest.mark.deep
 def test_restart_and_recycling_reach_the_callers_envs():
     with closing(made([lambda: Where(99)] * 4, recycle_after=5)) as envs:
         envs.reset(seed=1)
@@ -186,6 +196,7 @@ def test_restart_and_recycling_reach_the_callers_envs():
         assert envs.step([0] * 4)[3].tolist() == [False, False, True, True]
 
 
+@pytest.mark.deep
 def test_a_forgotten_one_leaves_nothing():
     envs = made([Counter] * 4)
     envs.reset()
@@ -194,6 +205,7 @@ def test_a_forgotten_one_leaves_nothing():
         gc.collect()
 
 
+@pytest.mark.deep
 def test_a_fork_does_not_touch_it():
     with closing(made([Counter] * 4)) as envs:
         envs.reset()
@@ -204,6 +216,7 @@ def test_a_fork_does_not_touch_it():
         assert envs.step([0] * 4)[1].tolist() == [1] * 4
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("env", [0, 3])
 def test_an_env_that_cannot_be_built(env):
     def fail():
@@ -215,6 +228,7 @@ def test_an_env_that_cannot_be_built(env):
         made(fns)
 
 
+@pytest.mark.deep
 def test_close_reports_what_envs_of_both_sides_raise():
     class Clinging(Counter):
         def close(self):
@@ -226,6 +240,7 @@ def test_close_reports_what_envs_of_both_sides_raise():
     assert envs.closed
 
 
+@pytest.mark.deep
 def test_stats_count_both_sides():
     with closing(made([lambda: Counter(99)] * 4)) as envs:
         envs.reset()
@@ -237,6 +252,7 @@ def test_stats_count_both_sides():
         assert "2 workers" in str(stats)
 
 
+@pytest.mark.deep
 def test_an_exchange_and_an_evaluation_take_it():
     exchange = Exchange([Counter] * 3, num_workers=3, caller_steps=True)
     exchange.ask_reset(None, seeds=[1, 2, 3])
@@ -255,6 +271,7 @@ def test_an_exchange_and_an_evaluation_take_it():
     assert results[0].returns.tolist() == results[1].returns.tolist()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("size", [16, 65_536])
 def test_a_trace_has_both_sides(tmp_path, size):
     with closing(made([Counter] * 2)) as envs:
@@ -273,6 +290,7 @@ class Hostile(Where):
     unreadable = Unreadable()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "name, error", [("lock", TypeError), ("unreadable", LookupError)], ids=["pickle", "unpickle"]
 )
@@ -287,6 +305,7 @@ def test_a_result_that_cannot_be_sent_is_an_error_of_its_env(name, error, env):
         assert envs.step([0] * 4)[1].tolist() == [1] * 4
 
 
+@pytest.mark.deep
 def test_no_env_is_left_behind_by_batches_of_what_is_ready():
     with closing(made([lambda: Counter(9999)] * 4)) as envs:
         envs.async_reset(seed=0)
@@ -299,6 +318,7 @@ def test_no_env_is_left_behind_by_batches_of_what_is_ready():
         assert asked.min() >= 20
 
 
+@pytest.mark.deep
 def test_envs_of_the_callers_that_have_left_stay_so():
     class Clinging(Counter):
         def close(self):
@@ -314,6 +334,7 @@ def test_envs_of_the_callers_that_have_left_stay_so():
     exchange.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
 def test_others_are_not_waited_for_where_the_callers_env_cannot_be_built(error, tmp_path):
     def fail():
@@ -327,6 +348,7 @@ def test_others_are_not_waited_for_where_the_callers_env_cannot_be_built(error, 
         made([wait, fail])
 
 
+@pytest.mark.deep
 def test_defaults_from_outside_give_way(monkeypatch):
     monkeypatch.setenv("SHMVEC_STEP_TIMEOUT", "3")
     made([Counter] * 2).close()

@@ -69,6 +69,7 @@ def checked(name, contexts=("fork",)):
     return check_env_fn(getattr(sick_envs, name), contexts=contexts, time_limit=limit, steps=25)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", SICK)
 def test_a_sick_env(name):
     report = checked(name)
@@ -79,6 +80,7 @@ def test_a_sick_env(name):
     assert "WRONG" in str(report) and f"-> {option}: " in str(report)
 
 
+@pytest.mark.deep
 def test_what_differs_alone_is_not_said_to_be_as_alone():
     lines = [each for each in checked("NotDeterministic").findings if "process" in each.kind]
     assert [each.verdict for each in lines] == ["note", "note"]
@@ -87,6 +89,7 @@ def test_what_differs_alone_is_not_said_to_be_as_alone():
     assert one.verdict == "ok" and "not compared: infos" in one.seen
 
 
+@pytest.mark.deep
 def test_an_env_that_draws_with_what_another_kind_of_env_has_loaded():
     """Beside envs of its own kind each draws right: it is the kinds that are not to be mixed."""
     assert checked("DrawsInTheLastContext").ok
@@ -98,6 +101,7 @@ def test_an_env_that_draws_with_what_another_kind_of_env_has_loaded():
         assert "frames differ" in wrong.seen
 
 
+@pytest.mark.deep
 def test_a_frame_that_is_another_envs_is_said_to_be():
     [wrong] = checked("RendersAnothersFrame").wrong
     assert "frames differ from the reset on (another env's)" in wrong.seen
@@ -110,16 +114,19 @@ def test_a_frame_that_is_another_envs_is_said_to_be():
     assert "another env's" not in wrong.seen
 
 
+@pytest.mark.deep
 def test_envs_of_two_kinds_that_are_well():
     assert check_env_fn(Well, beside=sick_envs.WellAndAnother, contexts=["fork"], steps=25).ok
 
 
+@pytest.mark.deep
 def test_what_differs_alone_of_the_other_kind_is_not_compared():
     report = check_env_fn(Well, beside=sick_envs.NotDeterministic, contexts=["fork"], steps=25)
     [one, two] = [each for each in report.findings if "process" in each.kind]
     assert one.verdict == two.verdict == "note", str(report)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", NOTED)
 def test_what_is_to_know(name):
     report = checked(name)
@@ -129,6 +136,7 @@ def test_what_is_to_know(name):
     assert says in noted.seen
 
 
+@pytest.mark.deep
 def test_what_only_the_program_knows(monkeypatch):
     """Under fork a worker knows it: the other start methods fail, which is wrong if one is used."""
     monkeypatch.setattr(sick_envs, "KNOWN_TO_THE_PROGRAM", "here")
@@ -147,12 +155,14 @@ def well(env_fn, **options):
     return str(report)
 
 
+@pytest.mark.deep
 def test_one_that_is_well():
     """Under every start method; its frames are compared."""
     text = well(Well)
     assert "render_mode" not in text and text.endswith("Nothing is wrong.")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("library", "id"),
     [
@@ -193,6 +203,7 @@ def test_the_command(tmp_path, capsys):
     assert "frames differ" in capsys.readouterr().out
 
 
+@pytest.mark.deep
 def test_at_a_glance():
     """What `tune` says first; nothing about an env that takes too long for it."""
     assert brief(Well, 60.0) is None
@@ -200,6 +211,7 @@ def test_at_a_glance():
     assert brief(sick_envs.SharesAGlobal, 0.02) is None
 
 
+@pytest.mark.deep
 def test_an_unknown_start_method():
     with pytest.raises(ValueError, match="'threads'"):
         check_env_fn(Well, contexts=["threads"])

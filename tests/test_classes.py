@@ -9,10 +9,9 @@ from types import ModuleType
 import pytest
 from envs import Counter
 from processes import run_script
+from tables import deep
 
 from shmvec import ShmVectorEnv
-
-CONTEXTS = ["fork", "spawn", "forkserver"]
 
 CLASSES = """
 class Token:
@@ -103,7 +102,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", ["forkserver", *deep("fork", "spawn")])
 def test_classes_of_scripts_and_functions_are_the_same_everywhere(context, tmp_path):
     text = re.sub(r"( +)CLASSES", lambda found: textwrap.indent(CLASSES, found[1]), SCRIPT)
     script = run_script(text.replace("{context!r}", repr(context)))
@@ -119,7 +118,7 @@ class Base:
         Base.known.append(cls.__name__)
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
 def test_classes_that_are_known_are_not_made_twice(context):
     class Answer(Base):
         pass
@@ -135,6 +134,7 @@ def test_classes_that_are_known_are_not_made_twice(context):
     assert Base.known == []
 
 
+@pytest.mark.deep
 def test_classes_that_have_another_name_where_they_are_said_to_be(monkeypatch):
     elsewhere = ModuleType("elsewhere")
     monkeypatch.setitem(sys.modules, "elsewhere", elsewhere)

@@ -26,6 +26,7 @@ from gymnasium import wrappers
 from gymnasium.wrappers.utils import RunningMeanStd
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tables import deep
 
 from shmvec import ShmVectorEnv
 from shmvec.__main__ import main
@@ -332,6 +333,7 @@ ACTIONS = st.lists(st.sampled_from([0.0, -0.0, 0.25, 0.5, -0.5, 9.0, -9.0, NAN, 
 CHANGED = st.one_of(st.none(), st.none(), st.none(), st.sampled_from(CHANGES))
 
 
+@pytest.mark.deep
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     names=st.lists(st.sampled_from(sorted(WRAPPERS)), max_size=8),
@@ -351,6 +353,7 @@ def test_any_chain(names, dtype, shape, oddness, script, steps):
     follow(make, [(("reset",), [0.0, 0.0]), *steps])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("oddness", [0.0, 0.05])
 def test_the_chain_of_training_scripts_for_long(dtype, oddness):
@@ -362,12 +365,14 @@ def test_the_chain_of_training_scripts_for_long(dtype, oddness):
     assert all(not why for _, why in notes_of(stepper))
 
 
+@pytest.mark.deep
 def test_a_dict_is_flattened_and_normalized():
     names = ["checker", "flatten", "normal", "statistics"]
     make = partial(wrapped, names, dtype="float64", shape=())
     follow(make, [(("reset",), [0.0, 0.0]), *[(None, [0.1, 0.2])] * 30])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["warn", "raise", "ignore"])
 def test_floating_point_errors_are_numpys(kind):
     names = ["normal", "normal reward"]
@@ -395,6 +400,7 @@ def whys(env):
     return [why for _, why in notes_of(compiled(env))]
 
 
+@pytest.mark.deep
 def test_a_wrapper_of_ones_own_stays_python_between_twins():
     names = ["normal", "clip action", "mine", "normal reward", "subclass", "statistics"]
     make = partial(wrapped, names)
@@ -439,6 +445,7 @@ def module_of(source, folder):
     return module
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", TWINS)
 def test_the_installed_source_is_recognised_and_another_is_not(name, monkeypatch, tmp_path):
     kinds = kinds_of(name)
@@ -460,6 +467,7 @@ def check_sources(name, make, monkeypatch, folder):
     assert names_of(compiled(make()))[0] == name
 
 
+@pytest.mark.deep
 def test_code_is_recognised_only_by_the_source_that_it_has_been_compiled_from(tmp_path):
     source = Path(inspect.getfile(wrappers.TimeLimit)).read_text()
     function = module_of(source, tmp_path).TimeLimit.step
@@ -491,6 +499,7 @@ def test_code_is_recognised_only_by_the_source_that_it_has_been_compiled_from(tm
     assert not is_known(made["TimeLimit"].step, "TimeLimit.step")
 
 
+@pytest.mark.deep
 def test_another_numpy_makes_the_twin_step_aside(monkeypatch):
     module = sys.modules[wrappers.NormalizeObservation.__module__]
     monkeypatch.setattr(module, "np", SimpleNamespace(**vars(np)))
@@ -498,6 +507,7 @@ def test_another_numpy_makes_the_twin_step_aside(monkeypatch):
     assert why_not(wrapped(["normal"])) == why
 
 
+@pytest.mark.deep
 def test_a_func_of_ones_own_is_called(monkeypatch):
     env = wrapped(["flatten", "clip action", "clip reward"])
     env.env.env.func = double
@@ -507,6 +517,7 @@ def test_a_func_of_ones_own_is_called(monkeypatch):
     assert all(not why for _, why in notes_of(compiled(env)))
 
 
+@pytest.mark.deep
 def test_a_dict_passes_through():
     names = ["autoreset", "own reward", "own reset", "delay", "time apart", "limit", "sticky"]
     make = partial(wrapped, [*names, "rescale action", "normal reward"], shape=(), length=4)
@@ -514,6 +525,7 @@ def test_a_dict_passes_through():
     assert len(names_of(stepper)) == len(names) + 2
 
 
+@pytest.mark.deep
 def test_a_wrapper_that_inherits_its_step_breaks_no_chain():
     names = ["normal", "own observation", "own action", "own reward", "own reset", "normal reward"]
     make = partial(wrapped, names)
@@ -521,6 +533,7 @@ def test_a_wrapper_that_inherits_its_step_breaks_no_chain():
     assert len(names_of(stepper)) == len(names)
 
 
+@pytest.mark.deep
 def test_a_space_of_a_wrappers_own_class_is_asked():
     class Narrow(gym.Wrapper):
         @property
@@ -531,6 +544,7 @@ def test_a_space_of_a_wrappers_own_class_is_asked():
     assert names_of(stepper) == ["ClipAction", "Narrow"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["__getattribute__", "env", "step"])
 def test_a_wrapper_of_which_not_all_can_be_seen_stays_python(name):
     odd = {
@@ -550,6 +564,7 @@ def bounded(make, dtype, shape, script):
     return make(env)
 
 
+@pytest.mark.deep
 @settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from([wrappers.RescaleAction, wrappers.RescaleObservation]),
@@ -587,6 +602,7 @@ def test_rescaling(kind, dtype, acted, shape, bounds, values, script, swapped):
     assert names_of(stepper) == [kind.__name__]
 
 
+@pytest.mark.deep
 def test_another_source_makes_the_twin_step_aside(monkeypatch):
     def step(self, action):
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -604,6 +620,7 @@ def test_another_source_makes_the_twin_step_aside(monkeypatch):
     assert names_of(before) == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["update", "update_from_moments"])
 def test_another_helper_makes_the_twin_step_aside(monkeypatch, name):
     env = wrapped(["normal", "normal reward"])
@@ -617,6 +634,7 @@ def test_another_helper_makes_the_twin_step_aside(monkeypatch, name):
     assert env.env.obs_rms.mean is mean
 
 
+@pytest.mark.deep
 def test_a_patched_base_is_noticed(monkeypatch):
     env = wrapped(["order"])
     stepper = compiled(env)
@@ -626,6 +644,7 @@ def test_a_patched_base_is_noticed(monkeypatch):
     assert why_not(env) == "Wrapper.step is not the one that its twin is for"
 
 
+@pytest.mark.deep
 def test_an_env_that_is_copied_or_pickled_between_steps_is_whole():
     env = wrapped(["statistics", "normal", "observation", "normal reward", "mine", "limit"])
     stepper = compiled(env)
@@ -641,8 +660,8 @@ def test_an_env_that_is_copied_or_pickled_between_steps_is_whole():
         )
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("mode", ["NextStep", *deep("SameStep")])
+@pytest.mark.parametrize("num_workers", [1, *deep(0)])
 def test_vector_envs_are_equal_with_it_and_without(num_workers, mode):
     names = ["checker", "order", "limit", *EVERY_STEP, "mine", "clip reward"]
 
@@ -666,6 +685,7 @@ def test_vector_envs_are_equal_with_it_and_without(num_workers, mode):
             assert seen(mine.get_attr(name)) == seen(python.get_attr(name))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_stats_say_what_is_compiled_and_what_stops_it(num_workers, tmp_path):
     marker = tmp_path / "marker"
@@ -699,6 +719,7 @@ def test_stats_say_what_is_compiled_and_what_stops_it(num_workers, tmp_path):
         assert "wrappers" not in str(envs.stats())
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_what_wrappers_without_a_twin_cost(num_workers, capsys):
     def make():
@@ -732,6 +753,7 @@ class Recursive(Drawn):
         return super().step(action)
 
 
+@pytest.mark.deep
 def test_the_cost_of_a_wrapper_in_an_env_that_steps_it_again():
     def make():
         env = Recursive(length=10**6)
@@ -762,6 +784,7 @@ class HoldsEnvs(Drawn):
         self.inside.close()
 
 
+@pytest.mark.deep
 def test_the_cost_of_wrappers_of_another_vector_env_does_not_count():
     with closing(ShmVectorEnv([HoldsEnvs], num_workers=0)) as envs:
         envs.reset(seed=1)
@@ -771,6 +794,7 @@ def test_the_cost_of_wrappers_of_another_vector_env_does_not_count():
         assert inside.stats().workers[0].wrappers_s > 0 == envs.stats().workers[0].wrappers_s
 
 
+@pytest.mark.deep
 def test_words_of_many_kinds_of_envs_are_cut_off_and_belong_to_their_envs():
     names = [f"Wrapper{number:02}" * 6 + "\n\x1b" for number in range(40)]
     makes = [partial(named, name) for name in names]
@@ -781,6 +805,7 @@ def test_words_of_many_kinds_of_envs_are_cut_off_and_belong_to_their_envs():
         assert words[39] == "" and all(each.isprintable() for each in words)
 
 
+@pytest.mark.deep
 def test_looking_at_an_env_makes_its_attributes_no_slower():
     def kinds(env):
         return [type(each) for each in gc.get_referents(env)]
@@ -793,6 +818,7 @@ def test_looking_at_an_env_makes_its_attributes_no_slower():
         assert list(map(kinds, levels)) == before
 
 
+@pytest.mark.deep
 def test_where_python_is_as_fast_it_steps():
     env = wrapped(["checker", "order", "limit"])
     assert compiled_if_it_pays(env) is env
@@ -814,6 +840,7 @@ class Odd(gym.Env):
         return super().__getattribute__(name)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("raises", [False, True])
 def test_an_odd_env_is_stepped_as_it_is(raises):
     env = Odd(raises)
@@ -822,6 +849,7 @@ def test_an_odd_env_is_stepped_as_it_is(raises):
     assert names_of(compiled(env)) == []
 
 
+@pytest.mark.deep
 def test_cart_pole_as_gym_makes_it():
     def makes():
         return wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
@@ -839,6 +867,7 @@ def test_cart_pole_as_gym_makes_it():
         assert attributes(env)[0] == attributes(python)[0]
 
 
+@pytest.mark.deep
 def test_half_cheetah_as_cleanrl_wraps_it():
     pytest.importorskip("mujoco")
 

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from short_walks import Deadly, Walk, act, one_after_the_other, rows
-from tables import crossed, deep
+from tables import deep
 
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, evaluate
@@ -35,6 +35,7 @@ from shmvec.evaluation.statistics import (
 from shmvec.exchange import AutoresetMode
 
 
+@pytest.mark.deep
 @settings(max_examples=25, deadline=None)
 @given(
     episodes=st.integers(1, 20),
@@ -65,7 +66,7 @@ def test_as_one_after_the_other(episodes, num_envs, num_workers, batch_size, bat
     assert result.steps == result.lengths.sum() and result.repeats == 0
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, *deep(AutoresetMode.DISABLED)])
 def test_a_vector_env_that_exists(mode):
     with closing(ShmVectorEnv([Walk] * 4, num_workers=2, autoreset_mode=mode)) as envs:
         result = evaluate(envs, act, 9, seeds=3)
@@ -78,6 +79,7 @@ def test_a_vector_env_that_exists(mode):
         envs.step([0] * 4)
 
 
+@pytest.mark.deep
 def test_a_registered_id_and_env_fns():
     def lean(observations, env_ids):
         return (observations[:, 2] > 0).astype(int)
@@ -89,6 +91,7 @@ def test_a_registered_id_and_env_fns():
     assert by_id.lengths.tolist() == by_id.returns.tolist()
 
 
+@pytest.mark.deep
 def test_there_are_no_more_workers_than_envs():
     expected = [one[:4] for one in one_after_the_other(Walk, range(3))]
     for num_envs in (None, 2, 9):
@@ -104,6 +107,7 @@ def test_there_are_no_more_workers_than_envs():
     assert seen == set(range(6))
 
 
+@pytest.mark.deep
 def test_an_id_that_names_its_module(tmp_path, monkeypatch):
     (tmp_path / "module_of_envs.py").write_text(
         "from gymnasium import register\n"
@@ -118,6 +122,7 @@ def test_an_id_that_names_its_module(tmp_path, monkeypatch):
     gym.registry.pop("OfItsModule-v0")
 
 
+@pytest.mark.deep
 def test_seeds_that_were_drawn_play_the_same_again():
     first = evaluate(Walk, act, 6)
     assert len(set(first.seeds.tolist())) == 6
@@ -125,12 +130,13 @@ def test_seeds_that_were_drawn_play_the_same_again():
     assert again.returns.tolist() == first.returns.tolist()
 
 
+@pytest.mark.deep
 def test_seeds_of_numpy():
     for seed in (np.uint8(254), np.array(254), np.int64(254)):
         assert evaluate(Walk, act, 3, seeds=seed).seeds.tolist() == [254, 255, 256]
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("num_workers", [3, *deep(1)])
 def test_an_episode_whose_worker_dies_is_played_again(tmp_path, num_workers):
     mark = str(tmp_path / "died")
     result = evaluate(
@@ -143,6 +149,7 @@ def test_an_episode_whose_worker_dies_is_played_again(tmp_path, num_workers):
     assert "repeated" in str(result)
 
 
+@pytest.mark.deep
 def test_workers_that_are_killed_between_any_two_batches():
     expected = [one[:4] for one in one_after_the_other(Walk, range(20))]
     envs = ShmVectorEnv(
@@ -168,9 +175,10 @@ def test_workers_that_are_killed_between_any_two_batches():
     assert result.repeats > 0
 
 
-@pytest.mark.parametrize(
-    "num_workers, cure, where", crossed([1, 2], ["reset", "restart"], ["reset", "step"])
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("cure", ["reset", "restart"])
+@pytest.mark.parametrize("where", ["reset", "step"])
 def test_an_episode_in_which_an_env_raises_is_played_again(tmp_path, num_workers, cure, where):
     class Raising(Walk):
         def fail(self, now):
@@ -192,9 +200,10 @@ def test_an_episode_in_which_an_env_raises_is_played_again(tmp_path, num_workers
     assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(9))]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("num_workers", "batch_size"),
-    [(0, None), (2, None), (2, 1), *deep((1, None), (4, None), (4, 1))],
+    [(0, None), (2, None), (2, 1), (1, None), (4, None), (4, 1)],
 )
 def test_workers_are_recycled_between_episodes(num_workers, batch_size):
     envs = ShmVectorEnv([Walk] * 4, num_workers=num_workers, recycle_after=3)
@@ -205,6 +214,7 @@ def test_workers_are_recycled_between_episodes(num_workers, batch_size):
         assert envs.stats().faults.restarts > 2
 
 
+@pytest.mark.deep
 def test_options_are_handed_on_as_they_are():
     class Telling(Walk):
         def step(self, action):
@@ -221,6 +231,7 @@ def test_options_are_handed_on_as_they_are():
     assert result.infos["word"].dtype == object
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_options_that_envs_change(num_workers):
     class Taking(Walk):
@@ -234,6 +245,7 @@ def test_options_that_envs_change(num_workers):
     assert options == {"more": 5}
 
 
+@pytest.mark.deep
 def test_infos_that_not_all_say():
     class Some(Walk):
         def step(self, action):
@@ -252,6 +264,7 @@ def test_infos_that_not_all_say():
     assert result.success_rate == successes.mean()  # of those that say
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("given", "rate"),
     [
@@ -273,6 +286,7 @@ def test_successes_of_all_kinds(given, rate):
     assert "| success |" in str(result)
 
 
+@pytest.mark.deep
 def test_infos_of_odd_names():
     class Odd(Walk):
         def step(self, action):
@@ -311,7 +325,7 @@ class Stateful:
         return actions
 
 
-@pytest.mark.parametrize("batch", ["ready", "fixed"])
+@pytest.mark.parametrize("batch", ["ready", *deep("fixed")])
 def test_a_policy_with_a_state(batch):
     alone = Stateful(1)
     expected = evaluate(Walk, alone, 9, seeds=5, num_envs=1)
@@ -322,6 +336,7 @@ def test_a_policy_with_a_state(batch):
     assert set(policy.sizes) == {3} if batch == "fixed" else max(policy.sizes) <= 3
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("batch", ["ready", "fixed"])
 def test_batches_that_are_larger_than_there_are_episodes(batch):
     sizes = []
@@ -335,6 +350,7 @@ def test_batches_that_are_larger_than_there_are_episodes(batch):
     assert set(sizes) == {4} if batch == "fixed" else max(sizes) <= 3
 
 
+@pytest.mark.deep
 def test_a_state_is_reset_when_an_episode_is_played_again(tmp_path):
     expected = evaluate(Walk, Stateful(1), 9, seeds=0, num_envs=1)
     mark = str(tmp_path / "died")
@@ -360,6 +376,7 @@ class Sampling:
         return np.array([drawn.get(env, 0) for env in env_ids.tolist()])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("batch", ["ready", "fixed"])
 def test_a_policy_that_samples_by_the_seeds_of_episodes(batch, tmp_path):
     """It does the same in any number of envs, in a suite, and where episodes are repeated."""
@@ -384,6 +401,7 @@ class Decorated:
     __call__ = as_given(lambda self, observations, env_ids: np.ones(len(env_ids), np.int64))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("suite", [False, True])
 def test_a_policy_gets_by_name_what_it_names(suite):
     found = evaluate({"a": Walk} if suite else Walk, Decorated(), 3, seeds=1)
@@ -407,6 +425,7 @@ class ByName(Sampling):
         return super().__call__(observations, env_ids)
 
 
+@pytest.mark.deep
 def test_a_policy_may_need_all_that_it_gets_by_name():
     expected = evaluate(Walk, Sampling(), 3, seeds=1)
     found = evaluate({"a": Walk}, ByName(), 3, seeds=1)["a"]
@@ -424,6 +443,7 @@ class Model:
         return act(observation, None), self.state
 
 
+@pytest.mark.deep
 def test_a_model_with_predict():
     expected = evaluate(Walk, act, 3, seeds=1).returns.tolist()
     bare = types.SimpleNamespace(predict=lambda observations: act(observations, None))
@@ -441,6 +461,7 @@ def test_a_model_with_predict():
         evaluate(Walk, bare, 3)
 
 
+@pytest.mark.deep
 def test_there_are_as_many_episodes_as_seeds_or_options():
     assert evaluate(Walk, act, seeds=[5, 6]).seeds.tolist() == [5, 6]
     assert len(evaluate(Walk, act, seeds=3, options=[None, {"more": 3}, None])) == 3
@@ -459,6 +480,7 @@ def called_otherwise(observations, task):
     return np.ones(len(task), np.int64)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("policy", [InPlaces(), called_otherwise])
 def test_what_a_policy_gets_by_its_place_it_does_not_get_by_name(policy):
     assert len(evaluate(Walk, policy, 3, seeds=1).returns) == 3
@@ -479,6 +501,7 @@ class Coin(gym.Env):
         return np.zeros(1, np.float32), float(action == self.np_random.integers(5)), True, False, {}
 
 
+@pytest.mark.deep
 def test_a_policy_that_samples_does_not_draw_what_envs_do():
     assert evaluate(Coin, Sampling(), 100, seeds=3, num_envs=4).mean < 0.5
 
@@ -501,6 +524,7 @@ class Nested(gym.Env):
         return self._observation(), reward, self.left == 0, False, {}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("batch", ["ready", "fixed"])
 def test_nested_spaces(batch):
     def policy(observations, env_ids):
@@ -517,6 +541,7 @@ def test_nested_spaces(batch):
     np.testing.assert_allclose(result.returns, expected)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -550,21 +575,20 @@ class Requiring(OnAnotherDevice):
         raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
-    "wrong, batch",
-    crossed(
-        [
-            (lambda n: np.zeros(n + 1, int), ValueError, "and must have ("),
-            (lambda n: np.zeros((n, 2), int), ValueError, "shape"),
-            (lambda n: np.full(n, "up"), TypeError, ""),
-            (lambda n: ["up"] * n, TypeError, ""),
-            (lambda n: None, ValueError, "shape ()"),
-            (lambda n: OnAnotherDevice(), TypeError, "cuda:0"),
-            (lambda n: Requiring(), TypeError, "requires grad"),
-        ],
-        ["ready", "fixed"],
-    ),
+    "wrong",
+    [
+        (lambda n: np.zeros(n + 1, int), ValueError, "and must have ("),
+        (lambda n: np.zeros((n, 2), int), ValueError, "shape"),
+        (lambda n: np.full(n, "up"), TypeError, ""),
+        (lambda n: ["up"] * n, TypeError, ""),
+        (lambda n: None, ValueError, "shape ()"),
+        (lambda n: OnAnotherDevice(), TypeError, "cuda:0"),
+        (lambda n: Requiring(), TypeError, "requires grad"),
+    ],
 )
+@pytest.mark.parametrize("batch", ["ready", "fixed"])
 def test_actions_that_are_none(wrong, batch):
     answer, kind, says = wrong
     with closing(ShmVectorEnv([Walk] * 4, num_workers=2)) as envs:
@@ -582,6 +606,7 @@ def test_actions_that_are_none(wrong, batch):
         assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(3))]
 
 
+@pytest.mark.deep
 def test_a_policy_that_raises():
     def policy(observations, env_ids):
         raise ZeroDivisionError("no idea")
@@ -596,6 +621,7 @@ def test_a_policy_that_raises():
         evaluate(Walk, policy)
 
 
+@pytest.mark.deep
 def test_what_cannot_show_progress_leaves_nothing_behind(monkeypatch):
     def bar(**_):
         raise OSError("no terminal")
@@ -607,6 +633,7 @@ def test_what_cannot_show_progress_leaves_nothing_behind(monkeypatch):
     assert [each["vector"].closed for each in frames if "vector" in each] == [True]
 
 
+@pytest.mark.deep
 def test_an_env_that_raises():
     class Raising(Walk):
         def step(self, action):
@@ -618,6 +645,7 @@ def test_an_env_that_raises():
         evaluate(Raising, act, 9, seeds=0)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("given", ["variable", "installed", "in the policy", "with a policy"])
 def test_defaults_of_the_environment_and_of_install_hold(monkeypatch, given):
     class Stuck(Walk):
@@ -656,6 +684,7 @@ def test_when_the_time_is_up_what_has_begun_is_played_to_its_end_and_counts():
         assert (len(late), late.steps) == (0, 0)
 
 
+@pytest.mark.deep
 def test_when_the_hard_time_limit_is_over_no_episode_counts_before_which_one_is_missing():
     class Slow(Walk):
         """The episode of seed 2 never ends."""
@@ -673,6 +702,7 @@ def test_when_the_hard_time_limit_is_over_no_episode_counts_before_which_one_is_
     assert "2 episodes of 9" in str(result)
 
 
+@pytest.mark.deep
 def test_an_env_that_is_slower_than_the_time_limit():
     class Stuck(Walk):
         def step(self, action):
@@ -687,31 +717,41 @@ def test_an_env_that_is_slower_than_the_time_limit():
     ("arguments", "error", "says"),
     [
         ({"episodes": 0}, ValueError, "episodes must be at least 1"),
-        ({"episodes": 1.5}, TypeError, "episodes must be an int"),
-        ({"num_envs": 0}, ValueError, "num_envs must be at least 1"),
-        ({"seeds": [1, 2]}, ValueError, "seeds has 2 seeds, for 3 episodes"),
-        ({"seeds": [1, 2, "x"]}, TypeError, "a seed must be an int, got 'x'"),
-        ({"seeds": -1}, ValueError, "a seed must not be negative"),
-        ({"seeds": 2**63 - 2}, ValueError, "a seed must be less than 2"),
-        ({"seeds": [1, 2, 2**100]}, ValueError, "a seed must be less than 2"),
-        ({"seeds": (i for i in range(3))}, TypeError, "a seed must be an int"),
-        ({"options": [None]}, ValueError, "options has 1 options, for 3 episodes"),
-        ({"options": "hard"}, TypeError, "options must be dicts or None"),
-        ({"info_keys": "left"}, TypeError, r"info_keys must be several, as \['left'\]"),
-        ({"batch": "full"}, ValueError, "batch must be 'ready' or 'fixed'"),
-        ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
-        ({"time_limit": 0}, ValueError, "^time_limit must be positive"),
-        ({"hard_time_limit": 0}, ValueError, "hard_time_limit must be positive"),
-        ({"policy": 3}, TypeError, "policy must be callable"),
-        ({"policy": Sampling}, TypeError, "policy is the class Sampling: give an object of it"),
-        ({"policy": lambda a, b, c: a}, TypeError, r"takes \(a, b, c\)$"),
-        ({"policy": ByName()}, TypeError, r"takes \(observations, env_ids, task\)$"),
-        ({"policy": Resets()}, TypeError, r"reset\(env_ids\), and seeds by name; it takes \(\)"),
-        ({"envs": [Walk] * 2, "retries": 1}, TypeError, "not a list of 2: give it, and max_envs=2"),
-        ({"envs": [Walk] * 3, "num_envs": 2}, ValueError, "there are 3 env_fns"),
-        ({"envs": "No-v0"}, gym.error.Error, "No"),
-        ({"autoreset_mode": "SameStep"}, ValueError, "autoreset_mode=AutoresetMode.DISABLED"),
-        ({"envs": SyncVectorEnv([Walk])}, TypeError, "not in a SyncVectorEnv"),
+        *deep(
+            ({"episodes": 1.5}, TypeError, "episodes must be an int"),
+            ({"num_envs": 0}, ValueError, "num_envs must be at least 1"),
+            ({"seeds": [1, 2]}, ValueError, "seeds has 2 seeds, for 3 episodes"),
+            ({"seeds": [1, 2, "x"]}, TypeError, "a seed must be an int, got 'x'"),
+            ({"seeds": -1}, ValueError, "a seed must not be negative"),
+            ({"seeds": 2**63 - 2}, ValueError, "a seed must be less than 2"),
+            ({"seeds": [1, 2, 2**100]}, ValueError, "a seed must be less than 2"),
+            ({"seeds": (i for i in range(3))}, TypeError, "a seed must be an int"),
+            ({"options": [None]}, ValueError, "options has 1 options, for 3 episodes"),
+            ({"options": "hard"}, TypeError, "options must be dicts or None"),
+            ({"info_keys": "left"}, TypeError, r"info_keys must be several, as \['left'\]"),
+            ({"batch": "full"}, ValueError, "batch must be 'ready' or 'fixed'"),
+            ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
+            ({"time_limit": 0}, ValueError, "^time_limit must be positive"),
+            ({"hard_time_limit": 0}, ValueError, "hard_time_limit must be positive"),
+            ({"policy": 3}, TypeError, "policy must be callable"),
+            ({"policy": Sampling}, TypeError, "policy is the class Sampling: give an object of it"),
+            ({"policy": lambda a, b, c: a}, TypeError, r"takes \(a, b, c\)$"),
+            ({"policy": ByName()}, TypeError, r"takes \(observations, env_ids, task\)$"),
+            (
+                {"policy": Resets()},
+                TypeError,
+                r"reset\(env_ids\), and seeds by name; it takes \(\)",
+            ),
+            (
+                {"envs": [Walk] * 2, "retries": 1},
+                TypeError,
+                "not a list of 2: give it, and max_envs=2",
+            ),
+            ({"envs": [Walk] * 3, "num_envs": 2}, ValueError, "there are 3 env_fns"),
+            ({"envs": "No-v0"}, gym.error.Error, "No"),
+            ({"autoreset_mode": "SameStep"}, ValueError, "autoreset_mode=AutoresetMode.DISABLED"),
+            ({"envs": SyncVectorEnv([Walk])}, TypeError, "not in a SyncVectorEnv"),
+        ),
     ],
 )
 def test_bad_arguments(arguments, error, says):
@@ -720,6 +760,7 @@ def test_bad_arguments(arguments, error, says):
         evaluate(**given)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("keys", [None, 3, [["left"]]])
 def test_keys_of_infos_are_looked_at_before_anything_is_played(keys):
     def never(observations, env_ids):
@@ -729,11 +770,13 @@ def test_keys_of_infos_are_looked_at_before_anything_is_played(keys):
         evaluate(Walk, never, 3, info_keys=keys)
 
 
+@pytest.mark.deep
 def test_keys_of_infos_may_be_a_generator():
     result = evaluate(Walk, act, 3, info_keys=(key for key in ["left", "word"]))
     assert list(result.infos) == ["is_success", "left", "word"]
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(
     not hasattr(gym.vector, "AutoresetMode"), reason="Gymnasium 1.0's worker has one mode"
 )
@@ -745,6 +788,7 @@ def test_worker_functions_reset_by_rules_of_their_own():
             evaluate(envs, act, 7, seeds=0)
 
 
+@pytest.mark.deep
 def test_vector_envs_that_cannot_be_used():
     with closing(ShmVectorEnv([Walk], autoreset_mode=AutoresetMode.SAME_STEP)) as envs:
         with pytest.raises(ValueError, match="autoreset_mode=AutoresetMode.DISABLED"):
@@ -778,6 +822,7 @@ def result_of(returns):
     )
 
 
+@pytest.mark.deep
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
 def test_statistics(returns):
@@ -792,6 +837,7 @@ def test_statistics(returns):
     assert min(returns) - 1e-6 <= low <= high <= max(returns) + 1e-6
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("returns", "mean"),
     [
@@ -807,6 +853,7 @@ def test_returns_that_are_not_finite(returns, mean):
     assert f"| return | {mean} | nan |" in str(result)  # without a warning
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("statistic", ["mean", "interquartile_mean"])
 def test_intervals_hold_what_they_promise(statistic):
     random = np.random.default_rng(0)
@@ -818,6 +865,7 @@ def test_intervals_hold_what_they_promise(statistic):
     assert 0.83 <= held / 300 <= 0.96
 
 
+@pytest.mark.deep
 def test_intervals_are_the_same_each_time_and_wider_for_more_confidence():
     values = np.random.default_rng(0).normal(size=30)
     low, high = confidence_interval(values, "mean", 0.95, 2000, 0)
@@ -831,6 +879,7 @@ def test_intervals_are_the_same_each_time_and_wider_for_more_confidence():
     assert np.isnan(interquartile_mean(np.array([]))) and np.isnan(standard_error(np.array([])))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("statistic", ["mean", "interquartile_mean"])
 def test_intervals_are_those_of_rliable(statistic):
     library = pytest.importorskip("rliable.library")
@@ -843,12 +892,14 @@ def test_intervals_are_those_of_rliable(statistic):
     assert ours == pytest.approx(theirs, abs=0.05)
 
 
+@pytest.mark.deep
 def test_its_table():
     text = str(result_of([1, 2, 3, 4]))
     assert text.startswith("4 episodes of 4, 12 steps, 1.0 s\n")
     assert "| return | 2.50 | 0.65 |" in text and "| success | 0.500 |" in text
 
 
+@pytest.mark.deep
 def test_to_pandas():
     result = result_of([1.0, 2.0])
     if importlib.util.find_spec("pandas") is None:
@@ -859,6 +910,7 @@ def test_to_pandas():
     assert frame["return"].tolist() == [1.0, 2.0] and frame["is_success"].tolist() == [True, False]
 
 
+@pytest.mark.deep
 def test_progress(capfd):
     evaluate(Walk, act, 3, progress=True)
     shown = capfd.readouterr().err
@@ -873,6 +925,7 @@ class Drawn(Walk):
         return np.full((16, 16, 3), self.left, np.uint8)
 
 
+@pytest.mark.deep
 def test_videos(tmp_path):
     if importlib.util.find_spec("moviepy") is None:
         with pytest.raises(gym.error.DependencyNotInstalled, match="MoviePy"):
@@ -961,13 +1014,8 @@ NUMBER = 3
 """
 
 
-@pytest.mark.parametrize(
-    "env, policy",
-    crossed(
-        ["CartPole-v1", "script.py:make_env", "script:make_env"],
-        ["lean", "Policy", "Model", "model"],
-    ),
-)
+@pytest.mark.parametrize("env", ["script.py:make_env", *deep("CartPole-v1", "script:make_env")])
+@pytest.mark.parametrize("policy", ["Policy", *deep("lean", "Model", "model")])
 def test_the_command(tmp_path, monkeypatch, capsys, env, policy):
     (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
@@ -988,20 +1036,28 @@ def test_the_command(tmp_path, monkeypatch, capsys, env, policy):
     ("arguments", "says"),
     [
         ("CartPole-v1 --policy lean", "names no function"),
-        ("CartPole-v1 --policy nothing.py:lean", "there is no file nothing.py"),
-        ("CartPole-v1 --policy no_module_of_this_name:lean", "cannot import"),
-        ("CartPole-v1 --policy script.py:lien", "has no function 'lien'"),
-        ("CartPole-v1 --policy script.py:NUMBER", "has no function 'NUMBER'"),
-        ("CartPole-v99 --policy script.py:lean", "CartPole"),
-        ("CartPole-v1 --policy script.py:lean --episodes 0", "must be positive"),
-        ("CartPole-v1", "--policy"),
-        ("CartPole-v1 --policy script.py:lean --seed -1", "must be at least 0"),
-        ("CartPole-v1 --policy script.py:lean --json .", "is a folder"),
-        ("CartPole-v1 --policy script.py:Idle", "cannot be called"),
-        ("CartPole-v1 --policy script.py:Needy", "class script.py:Needy is called without"),
-        ("CartPole-v1 --policy script.py:Resets", "--policy script.py:Resets: a policy's reset"),
-        ("CartPole-v1 --policy script.py:alone", "--policy script.py:alone: policy must take two"),
-        ("CartPole-v1 --policy script.py:wrong", "the policy's actions for batch"),
+        *deep(
+            ("CartPole-v1 --policy nothing.py:lean", "there is no file nothing.py"),
+            ("CartPole-v1 --policy no_module_of_this_name:lean", "cannot import"),
+            ("CartPole-v1 --policy script.py:lien", "has no function 'lien'"),
+            ("CartPole-v1 --policy script.py:NUMBER", "has no function 'NUMBER'"),
+            ("CartPole-v99 --policy script.py:lean", "CartPole"),
+            ("CartPole-v1 --policy script.py:lean --episodes 0", "must be positive"),
+            ("CartPole-v1", "--policy"),
+            ("CartPole-v1 --policy script.py:lean --seed -1", "must be at least 0"),
+            ("CartPole-v1 --policy script.py:lean --json .", "is a folder"),
+            ("CartPole-v1 --policy script.py:Idle", "cannot be called"),
+            ("CartPole-v1 --policy script.py:Needy", "class script.py:Needy is called without"),
+            (
+                "CartPole-v1 --policy script.py:Resets",
+                "--policy script.py:Resets: a policy's reset",
+            ),
+            (
+                "CartPole-v1 --policy script.py:alone",
+                "--policy script.py:alone: policy must take two",
+            ),
+            ("CartPole-v1 --policy script.py:wrong", "the policy's actions for batch"),
+        ),
     ],
 )
 def test_the_command_explains(tmp_path, monkeypatch, capsys, arguments, says):
@@ -1014,6 +1070,7 @@ def test_the_command_explains(tmp_path, monkeypatch, capsys, arguments, says):
     assert ended.value.code == 2 and says in capsys.readouterr().err
 
 
+@pytest.mark.deep
 def test_the_command_keeps_the_traceback_of_what_a_policy_raises(tmp_path, monkeypatch):
     (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)

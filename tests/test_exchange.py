@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
+from tables import deep
 from test_partial import Story
 
 from shmvec.exchange import Exchange
 
 
-@pytest.mark.parametrize("env", [-1, 3, 10**9])
+@pytest.mark.parametrize("env", [3, *deep(-1, 10**9)])
 def test_envs_that_there_are_not(env):
     with closing(Exchange([Counter] * 3, num_workers=0)) as exchange:
         exchange.ask_reset()
@@ -30,7 +31,7 @@ def test_envs_that_there_are_not(env):
         assert len(exchange.take().envs) == 3
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [2, *deep(0)])
 def test_the_first_of_several_groups(workers):
     exchange = Exchange([lambda i=i: Story(i) for i in range(4)], num_workers=workers)
     try:
@@ -48,6 +49,7 @@ def test_the_first_of_several_groups(workers):
         exchange.close()
 
 
+@pytest.mark.deep
 def test_an_order_of_ones_own_is_waited_for_and_nobody_else(tmp_path):
     """Where a request for several envs has another one's answer between theirs."""
 
@@ -103,6 +105,7 @@ class Gated(Counter):
         raise LookupError("as asked")
 
 
+@pytest.mark.deep
 def test_what_a_call_raises_leaves_others_in_flight(tmp_path):
     gate = tmp_path / "gate"
     with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:
@@ -118,6 +121,7 @@ def test_what_a_call_raises_leaves_others_in_flight(tmp_path):
         assert exchange.take([0]).observations[:, :2].tolist() == [[1, 7]]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "ask", [lambda exchange: exchange.call("fails"), lambda exchange: exchange.call("nothing")]
 )
@@ -136,6 +140,7 @@ def test_an_exception_that_was_caught_keeps_nothing(ask, tmp_path):
         gc.enable()
 
 
+@pytest.mark.deep
 def test_what_is_discarded_is_waited_for_by_the_next_call_if_need_be(tmp_path):
     gate = tmp_path / "gate"
     with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:
@@ -156,6 +161,7 @@ def test_what_is_discarded_is_waited_for_by_the_next_call_if_need_be(tmp_path):
         assert exchange.num_in_flight == 0
 
 
+@pytest.mark.deep
 def test_a_call_that_takes_too_long_is_abandoned(tmp_path):
     gate = tmp_path / "gate"
     with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:
@@ -167,6 +173,7 @@ def test_a_call_that_takes_too_long_is_abandoned(tmp_path):
         assert exchange.step([0, 0])[0][:, 0].tolist() == [2, 2]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("workers", [1, 2])
 def test_envs_that_leave_are_closed_and_who_does_not_close_is_ended(workers, tmp_path):
     class Leaves(Counter):
@@ -202,6 +209,7 @@ def test_envs_that_leave_are_closed_and_who_does_not_close_is_ended(workers, tmp
         exchange.close(terminate=True)
 
 
+@pytest.mark.deep
 def test_the_first_of_several_groups_of_a_step_of_all(tmp_path):
     gate = tmp_path / "gate"
     with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:
@@ -214,6 +222,7 @@ def test_the_first_of_several_groups_of_a_step_of_all(tmp_path):
         assert exchange.take().envs.tolist() == [0, 1]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("call", ["step", "ask", "take", "take_batch"])
 def test_a_call_before_the_exchange_is_made(call):
     arguments = {"step": ([0],), "ask": (None, [0]), "take": (), "take_batch": (1,)}[call]
@@ -221,6 +230,7 @@ def test_a_call_before_the_exchange_is_made(call):
         getattr(Exchange.__new__(Exchange), call)(*arguments)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("recycle_after", [None, 10**6])
 def test_a_batch_is_asked_for_too_early_or_too_late(recycle_after):
     exchange = Exchange([Counter], wait=False, recycle_after=recycle_after)

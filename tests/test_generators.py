@@ -68,6 +68,7 @@ def test_the_programs_own_are_left_alone():
     assert (random.random(), np.random.random()) == expected
 
 
+@pytest.mark.deep
 def test_a_process_for_each_env_is_a_generator_for_each_env():
     """Whatever the others do."""
     some = seeded(3, lambda: ShmVectorEnv([Draws] * 2, num_workers=2))
@@ -75,6 +76,7 @@ def test_a_process_for_each_env_is_a_generator_for_each_env():
     assert np.array_equal(some, more[:, :2])
 
 
+@pytest.mark.deep
 def test_a_fork_does_not_wait_for_one_that_a_thread_draws_from():
     """The thread has its lock at the fork, and in the fork nobody releases that."""
     begun, end = threading.Event(), threading.Event()
@@ -97,11 +99,13 @@ def test_a_fork_does_not_wait_for_one_that_a_thread_draws_from():
         assert len(np.unique(envs.step([0, 0])[0])) == 4
 
 
+@pytest.mark.deep
 def test_without_workers_they_are_those_of_sync():
     ours = seeded(4, lambda: ShmVectorEnv([Draws] * 3, num_workers=0))
     assert np.array_equal(ours, seeded(4, lambda: SyncVectorEnv([Draws] * 3)))
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_restarted_does_not_repeat_itself():
     def run():
         random.seed(6)
@@ -119,6 +123,7 @@ def test_a_worker_that_is_restarted_does_not_repeat_itself():
     assert np.array_equal(first, run())
 
 
+@pytest.mark.deep
 def test_another_kind_of_generator_stays():
     """Which NumPy's seed() refuses."""
     before = np.random.get_bit_generator()
@@ -192,6 +197,7 @@ finally:
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 @pytest.mark.parametrize("script", [TORCH, TORCH_IN_A_THREAD], ids=["alone", "in a thread"])
 def test_torch(script):

@@ -11,6 +11,8 @@ import pytest
 
 import shmvec
 
+pytestmark = pytest.mark.deep
+
 README = """
 import shmvec
 

@@ -5,6 +5,7 @@ import multiprocessing
 
 import numpy as np
 import pytest
+from tables import deep
 from test_partial import DEADLINE, CountEnv, Story, stories
 
 from shmvec import ShmVectorEnv
@@ -26,7 +27,7 @@ def is_view(array):
     return isinstance(array, Lease)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [2, *deep(0, 1)])
 def test_whole_workers_are_views_that_stay_as_they_are(workers):
     envs = counting(num_workers=workers, batch_size=4 // max(1, workers), num_buffers=40)
     try:
@@ -48,6 +49,7 @@ def test_whole_workers_are_views_that_stay_as_they_are(workers):
     kept[0][1][0][:] = 7  # and writable
 
 
+@pytest.mark.deep
 def test_batches_of_parts_of_workers_are_copies_or_views_of_their_own():
     envs = counting(6, batch_size=4)
     try:
@@ -62,6 +64,7 @@ def test_batches_of_parts_of_workers_are_copies_or_views_of_their_own():
         envs.close()
 
 
+@pytest.mark.deep
 def test_no_buffer_is_left():
     envs = counting(num_buffers=3)
     try:
@@ -88,6 +91,7 @@ def test_no_buffer_is_left():
         envs.close()
 
 
+@pytest.mark.deep
 def test_what_was_made_of_an_array_holds_its_buffer():
     envs = counting(2, num_workers=1, num_buffers=1)
     try:
@@ -104,6 +108,7 @@ def test_what_was_made_of_an_array_holds_its_buffer():
         envs.close()
 
 
+@pytest.mark.deep
 def test_a_tensor_holds_its_buffer():
     torch = pytest.importorskip("torch")
     envs = counting(2, num_workers=1, num_buffers=1)
@@ -122,6 +127,7 @@ def test_a_tensor_holds_its_buffer():
         envs.close()
 
 
+@pytest.mark.deep
 def test_released_by_hand():
     envs = counting(2, num_workers=1, num_buffers=1)
     try:
@@ -142,6 +148,7 @@ def test_released_by_hand():
         envs.close()
 
 
+@pytest.mark.deep
 def test_released_after_so_many_receives():
     envs = counting(2, num_workers=1, num_buffers=3, hold_batches=2)
     try:
@@ -157,6 +164,7 @@ def test_released_after_so_many_receives():
         envs.close()
 
 
+@pytest.mark.deep
 def test_a_cycle_does_not_keep_a_buffer():
     envs = counting(2, num_workers=1, num_buffers=1)
     gc.disable()
@@ -171,6 +179,7 @@ def test_a_cycle_does_not_keep_a_buffer():
         envs.close()
 
 
+@pytest.mark.deep
 def test_other_calls_write_nothing_that_is_held():
     envs = ShmVectorEnv(stories(4), num_workers=2, batch_size=2, copy=False, num_buffers=2)
     try:
@@ -197,6 +206,7 @@ def test_other_calls_write_nothing_that_is_held():
         envs.close()
 
 
+@pytest.mark.deep
 def test_a_batch_that_is_held_while_its_envs_are_stepped_by_mask():
     envs = ShmVectorEnv(stories(2), num_workers=1, batch_size=2, copy=False, num_buffers=1)
     try:
@@ -216,9 +226,11 @@ def test_a_batch_that_is_held_while_its_envs_are_stepped_by_mask():
     "options, error",
     [
         ({"num_buffers": 0}, ValueError),
-        ({"num_buffers": 1.5}, TypeError),
-        ({"hold_batches": 0}, ValueError),
-        ({"hold_batches": "2"}, TypeError),
+        *deep(
+            ({"num_buffers": 1.5}, TypeError),
+            ({"hold_batches": 0}, ValueError),
+            ({"hold_batches": "2"}, TypeError),
+        ),
     ],
 )
 def test_bad_numbers(options, error):

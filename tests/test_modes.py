@@ -10,11 +10,12 @@ from envs import Counter, Scripted, Words
 from equality import same, sync_env
 from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.utils import batch_differing_spaces
+from tables import deep
 
 from shmvec import ShmVectorEnv
 from shmvec.exchange import AutoresetMode
 
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+WORKERS = pytest.mark.parametrize("num_workers", [2, *deep(0)])
 
 
 class Reusing(gym.Env):
@@ -41,8 +42,8 @@ class Reusing(gym.Env):
 
 
 @WORKERS
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])  # in the slab, and in the message
-@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, *deep(np.float64)])  # in the slab, in the message
+@pytest.mark.parametrize("shared_memory", [True, *deep(False)])
 def test_a_final_observation_is_not_overwritten_by_the_reset(num_workers, dtype, shared_memory):
     envs = ShmVectorEnv(
         [lambda: Reusing(dtype)] * 2,
@@ -64,6 +65,7 @@ def test_a_final_observation_is_not_overwritten_by_the_reset(num_workers, dtype,
         assert first.tolist() == [7, 7] and first.flags.writeable  # the user's own
 
 
+@pytest.mark.deep
 @WORKERS
 def test_final_infos_larger_than_the_ring(num_workers):
     class Large(Reusing):
@@ -78,6 +80,7 @@ def test_final_infos_larger_than_the_ring(num_workers):
         assert same(envs.step([0, 0]), sync.step([0, 0]))
 
 
+@pytest.mark.deep
 @WORKERS
 def test_an_overridden_add_info_gets_final_observations(num_workers):
     class Lists(ShmVectorEnv):
@@ -95,6 +98,7 @@ def test_an_overridden_add_info_gets_final_observations(num_workers):
             assert info["final_obs"].tolist() == [7, 7]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_a_failing_reset_at_the_end_of_an_episode(num_workers):
     class Once(Counter):
@@ -117,7 +121,7 @@ def test_a_failing_reset_at_the_end_of_an_episode(num_workers):
 
 
 @WORKERS
-@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("shared_memory", [True, *deep(False)])
 def test_disabled_leaves_resets_to_the_caller(num_workers, shared_memory):
     envs = ShmVectorEnv(
         [lambda: Counter(2), lambda: Counter(3)],
@@ -143,7 +147,7 @@ def test_disabled_leaves_resets_to_the_caller(num_workers, shared_memory):
         envs.step([0, 0])
 
 
-@pytest.mark.parametrize("mode", ["next", 3, None])
+@pytest.mark.parametrize("mode", ["next", *deep(3, None)])
 def test_a_bad_autoreset_mode(mode):
     with pytest.raises(ValueError, match="is not a valid AutoresetMode"):
         ShmVectorEnv([Counter], autoreset_mode=mode)
@@ -158,10 +162,10 @@ def scripted(spaces):
 
 
 @WORKERS
-@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("shared_memory", [True, *deep(False)])
 @pytest.mark.parametrize(
     "mode",
-    ["different", (gym.spaces.Box(0, 9, (3, 5)), gym.spaces.Box(0, 9, (5,)))],
+    ["different", *deep(((gym.spaces.Box(0, 9, (3, 5)), gym.spaces.Box(0, 9, (5,))),))],
     ids=["different", "pair"],
 )
 def test_spaces_that_differ_in_bounds(num_workers, shared_memory, mode):
@@ -184,6 +188,7 @@ def test_spaces_that_differ_in_bounds(num_workers, shared_memory, mode):
             assert same(envs.step([0, 1, 0]), sync.step([0, 1, 0]))
 
 
+@pytest.mark.deep
 @WORKERS
 def test_texts_that_differ(num_workers):
     spaces = [gym.spaces.Text(3, min_length=low) for low in (1, 3)]
@@ -203,14 +208,16 @@ MIXED = [gym.spaces.Box(0, 1, (3,)), gym.spaces.Discrete(5)]
     ("spaces", "mode"),
     [
         (boxes(1, 2), "same"),
-        ([*boxes(1), *boxes(1, size=4)], "different"),
-        ([*boxes(1), *boxes(1, size=4)], (gym.spaces.Box(0, 1, (2, 5)), *boxes(1))),
-        (MIXED, "same"),
-        (MIXED, "different"),
-        (MIXED, (gym.spaces.Box(0, 1, (2, 3)), MIXED[0])),
-        (MIXED, "neither"),
-        (MIXED, 5),
-        (MIXED, (1, MIXED[0])),
+        *deep(
+            ([*boxes(1), *boxes(1, size=4)], "different"),
+            ([*boxes(1), *boxes(1, size=4)], (gym.spaces.Box(0, 1, (2, 5)), *boxes(1))),
+            (MIXED, "same"),
+            (MIXED, "different"),
+            (MIXED, (gym.spaces.Box(0, 1, (2, 3)), MIXED[0])),
+            (MIXED, "neither"),
+            (MIXED, 5),
+            (MIXED, (1, MIXED[0])),
+        ),
     ],
 )
 def test_modes_that_do_not_fit_raise_what_gymnasium_raises(num_workers, spaces, mode):
@@ -243,6 +250,7 @@ def test_modes_that_do_not_fit_raise_what_gymnasium_raises(num_workers, spaces, 
     assert ours[1].startswith(theirs[1].split("got ")[0])
 
 
+@pytest.mark.deep
 @WORKERS
 def test_which_env_differs_is_said(num_workers):
     with pytest.raises(RuntimeError, match=r"observation space of env 2 is Box\(0.0, 7.0"):
@@ -267,6 +275,7 @@ def test_custom_spaces_travel_as_messages(num_workers):
         assert [len(seen) for seen in envs.get_attr("actions")] == [1, 1, 1]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_any_picklable_action_travels_as_a_message(num_workers):
     """As with AsyncVectorEnv: the env judges. In a slab, what does not fit the space is refused."""
@@ -282,6 +291,7 @@ def test_any_picklable_action_travels_as_a_message(num_workers):
         assert infos["action"].tolist() == ["None", "1.5", "{'up': 1}"]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_messages_larger_than_their_rings(num_workers):
     class Long(gym.Env):
@@ -307,6 +317,7 @@ def test_messages_larger_than_their_rings(num_workers):
             assert [len(last) for last in envs.get_attr("last")] == [1 + size for size in sizes]
 
 
+@pytest.mark.deep
 def test_an_observation_by_message_after_an_error_elsewhere():
     class Raising(Counter):
         def step(self, action):

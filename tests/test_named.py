@@ -3,10 +3,9 @@
 import sys
 
 import pytest
-from tables import crossed
 
 from shmvec import ShmVectorEnv
-from shmvec._named import find_env, find_function
+from shmvec._named import find_env, find_policy
 
 ENV = """
 import gymnasium as gym
@@ -51,7 +50,9 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("absolute, place", crossed([False, True], PLACES))
+@pytest.mark.deep
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("place", PLACES)
 def test_files_with_others_beside_them(tmp_path, place, absolute):
     file, imports, beside = place
     write(tmp_path / file, imports + ENV)
@@ -62,7 +63,7 @@ def test_files_with_others_beside_them(tmp_path, place, absolute):
             if not (folder / "__init__.py").exists():
                 write(folder / "__init__.py")
     where = str(tmp_path / file) if absolute else file
-    assert find_function(f"{where}:policy")([0, 0], None) == [3, 3]
+    assert find_policy(f"{where}:policy")([0, 0], None) == [3, 3]
     make, code = find_env(f"{where}:make_env", {"render_mode": None})
     for context in ("fork", "spawn"):
         envs = ShmVectorEnv([make], num_workers=1, context=context)
@@ -73,23 +74,26 @@ def test_files_with_others_beside_them(tmp_path, place, absolute):
     assert made_by(code).spec.max_episode_steps == 3
 
 
+@pytest.mark.deep
 def test_a_file_in_no_package_that_imports_as_if_it_were_in_one(tmp_path):
     write(tmp_path / "folder" / "here.py", "from .beside_it import length" + ENV)
     with pytest.raises(ValueError, match=r"folder/here.py .*relative.*__init__.py"):
-        find_function("folder/here.py:policy")
+        find_policy("folder/here.py:policy")
 
 
+@pytest.mark.deep
 def test_a_file_of_a_package_that_another_one_hides(tmp_path):
     write(tmp_path / "json" / "__init__.py")
     write(tmp_path / "json" / "here.py", ENV)
     with pytest.raises(ValueError, match="'json'"):
-        find_function("json/here.py:policy")
+        find_policy("json/here.py:policy")
 
 
+@pytest.mark.deep
 def test_what_else_a_file_cannot_import_is_its_own_error(tmp_path):
     write(tmp_path / "here.py", "import no_module_of_this_name")
     with pytest.raises(ModuleNotFoundError, match="no_module_of_this_name"):
-        find_function("here.py:policy")
+        find_policy("here.py:policy")
     assert "here" not in sys.modules
 
 

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
+from tables import deep
 
 from shmvec import ShmVectorEnv
 from shmvec._cores import usable_cores
@@ -61,7 +62,7 @@ ENV = """
 """
 
 
-@pytest.fixture(params=["fork", "forkserver"])
+@pytest.fixture(params=["fork", *deep("forkserver")])
 def start(request, module):
     """Starts two workers; the fork server knows nothing of the modules of the tests before."""
     return partial(ShmVectorEnv, num_workers=2, context=request.param)
@@ -91,6 +92,7 @@ def test_workers_share_what_the_first_has_imported(start, module):
         assert importers(envs) == [False, False]
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
 def test_workers_that_have_a_core_each_do_not_wait(start, module):
     module("needed_at_once", ENV)
@@ -109,6 +111,7 @@ def test_workers_that_have_a_core_each_do_not_wait(start, module):
         assert importers(envs) == [False, False]
 
 
+@pytest.mark.deep
 def test_workers_share_what_an_id_stands_for(start, module):
     """Of ids, too, that exist only after an import."""
     module("registers_it", "import gymnasium as gym\ngym.register('Late-v0', 'holds_it:Env')")
@@ -121,6 +124,7 @@ def test_workers_share_what_an_id_stands_for(start, module):
         gym.registry.pop("Late-v0", None)
 
 
+@pytest.mark.deep
 def test_envs_of_the_first_worker_may_wait_for_those_of_others(start, module, tmp_path):
     """Workers are started though it has not said anything."""
     module("needed_by_all", ENV)
@@ -148,6 +152,7 @@ def test_envs_of_the_first_worker_may_wait_for_those_of_others(start, module, tm
         assert importers(envs) == [True, False]
 
 
+@pytest.mark.deep
 def test_the_first_worker_may_fail(start):
     def fails():
         raise KeyError("no such env")
@@ -156,6 +161,7 @@ def test_the_first_worker_may_fail(start):
         start([fails, Counter])
 
 
+@pytest.mark.deep
 def test_what_cannot_be_imported_is_left_to_the_workers(start, module):
     module("fails_elsewhere", "import os\nif 'MINE' not in os.environ:\n    raise KeyError")
     module("leaves", "import sys\nsys.exit(3)")
@@ -175,6 +181,7 @@ def test_what_cannot_be_imported_is_left_to_the_workers(start, module):
     assert not {"fails_elsewhere", "leaves"} & set(sys.modules)
 
 
+@pytest.mark.deep
 def test_warnings_are_shown_by_the_first_worker_alone(start, module, capfd):
     text = "import warnings\nwarnings.warn('said at import')\nprint('printed at import')\n"
     module("warns", text + textwrap.dedent(ENV))
@@ -197,6 +204,7 @@ def test_warnings_are_shown_by_the_first_worker_alone(start, module, capfd):
         assert said.out.count("printed at import") == 1
 
 
+@pytest.mark.deep
 def test_generators_of_the_program_are_left_alone(module):
     module("seeds", "import random\nimport numpy as np\nnp.random.seed(1)\nrandom.seed(1)\n")
     np.random.seed(7)
@@ -220,6 +228,7 @@ class Collects(Counter):
         return before
 
 
+@pytest.mark.deep
 def test_workers_leave_shared_objects_shared():
     """A collection would write to all of them, and so copy them."""
     objects, frozen = len(gc.get_objects()), gc.get_freeze_count()
@@ -231,6 +240,7 @@ def test_workers_leave_shared_objects_shared():
 # ---- what is not imported ahead ------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_modules_that_are_to_see_variables(start, module, monkeypatch):
     monkeypatch.setenv("OTHER", "x")  # what is undone
     module("not_yet", ENV)
@@ -259,6 +269,7 @@ def test_modules_that_are_to_see_variables(start, module, monkeypatch):
         assert importers(envs) == [True, False]
 
 
+@pytest.mark.deep
 def test_modules_that_start_threads(start, module):
     waits = "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     module("starts_threads", "import threading\n" + waits + textwrap.dedent(ENV))
@@ -279,6 +290,7 @@ def noted(work):
         return imports.modules()
 
 
+@pytest.mark.deep
 def test_what_is_noted(module, monkeypatch):
     monkeypatch.setenv("OURS", "")
     monkeypatch.setenv("THEIRS", "")
