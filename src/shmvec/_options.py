@@ -639,8 +639,9 @@ class VectorEnvOptions:
         None,
         """A worker is restarted after so many steps of each of its envs, for simulators that leak;
         up to a quarter earlier if the episodes of all its envs are over then. Envs that are in an
-        episode are truncated. Workers do so one after the other: the first restart of worker ``i``
-        of ``n`` comes after ``(i + 1) / n`` of these steps.""",
+        episode are truncated; in mode SAME_STEP, the episodes that have just begun. Workers do so
+        one after the other: the first restart of worker ``i`` of ``n`` comes after ``(i + 1) / n``
+        of these steps.""",
         check=_positive("recycle_after"),
         parse=int,
     )
