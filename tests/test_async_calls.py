@@ -202,8 +202,9 @@ def test_what_a_late_call_raised_is_dropped_with_it(gate):
         assert envs.call("slow", 1) == (1,)
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("terminate, pending", crossed([True, False], PENDING))
+@pytest.mark.parametrize(
+    "terminate, pending", crossed([True, False], PENDING, shown=[(False, "step")])
+)
 def test_close_with_a_call_pending_warns(pending, terminate):
     envs = ShmVectorEnv([Counter] * 3, num_workers=2)
     envs.reset()

@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 import numpy as np
 import pytest
 from tables import crossed, deep, first
-from test_fault_policy import DEADLINE, RAISE, RESET, RESTART, Frail, Replay, one, row_of
+from test_fault_policy import DEADLINE, MODES, RAISE, RESET, RESTART, Frail, Replay, one, row_of
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec._core import FAULT_POINTS, die_at
@@ -63,7 +63,12 @@ def watched(envs, mode):
 
 @pytest.mark.parametrize(
     "point, waiting, mode",
-    first(crossed(FAULT_POINTS, [True, False], [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])),
+    crossed(
+        FAULT_POINTS,
+        [True, False],
+        MODES[:2],
+        shown=[(1, True, MODES[0]), (5, False, MODES[1]), (LATE, True, MODES[0])],
+    ),
 )
 def test_restarted(point, waiting, mode):
     envs = mined(RESTART, mode)

@@ -635,19 +635,16 @@ def test_workers_that_die_together_are_one_line(caplog):
     ]
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
+def test_bad_policies():
+    for options, message in (
         ({"on_crash": "reset"}, "on_crash must be one of 'raise', 'restart'"),
         ({"on_error": "ignore"}, "on_error must be one of"),
         ({"on_timeout": "restart"}, "needs a limit"),
         ({"max_restarts": -1}, "must not be negative"),
         ({"window_s": 0}, "window_s must be positive"),
-    ],
-)
-def test_bad_policies(options, message):
-    with pytest.raises(ValueError, match=message):
-        FaultPolicy(**options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            FaultPolicy(**options)
 
 
 def test_bad_arguments():

@@ -13,7 +13,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
-from tables import deep
 
 import shmvec.exchange
 from shmvec import ShmVectorEnv
@@ -282,33 +281,28 @@ def test_what_install_is_given_goes_before_the_environment(environment, given):
             assert others.faults == shmvec.FaultPolicy()
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "why"),
-    [
+def test_variables_that_make_no_sense(environment):
+    for variable, value, why in (
         ("NUM_WORKERS", "x", "invalid literal"),
+        ("NUM_WORKERS", "-1", "must not be negative"),
+        ("THREADS_PER_WORKER", "-1", "must not be negative"),
+        ("WAIT_POLICY", "fast", "must be one of 'adaptive'"),
+        ("CONTEXT", "forks", "cannot find context"),
+        ("PIN_WORKERS", "yes", "0 or 1"),
         ("FAULTS", "on_cash=restart", "no option 'on_cash'\\. Did you mean 'on_crash'"),
-        *deep(
-            ("NUM_WORKERS", "-1", "must not be negative"),
-            ("THREADS_PER_WORKER", "-1", "must not be negative"),
-            ("WAIT_POLICY", "fast", "must be one of 'adaptive'"),
-            ("CONTEXT", "forks", "cannot find context"),
-            ("PIN_WORKERS", "yes", "0 or 1"),
-            ("FAULTS", "on_crash=explode", "one of 'raise', 'restart'"),
-            ("FAULTS", "max_restarts=3x", "invalid literal"),
-            ("FAULTS", "max_restarts=-1", "must not be negative"),
-            ("FAULTS", "on_timeout=restart,step_timeout=-.5", "must be positive"),
-            ("STEP_TIMEOUT", "long", "could not convert"),
-            ("STEP_TIMEOUT", "-1", "must be positive"),
-            ("RESET_TIMEOUT", "nan", "must be positive"),
-            ("RECYCLE_AFTER", "0", "at least 1"),
-        ),
-    ],
-)
-def test_variables_that_make_no_sense(environment, variable, value, why):
-    environment(**{variable: value})
-    where = f"SHMVEC_{variable}='{value}' in the environment: "
-    with pytest.raises(ValueError, match=f"{where}.*{why}"):
-        made()
+        ("FAULTS", "on_crash=explode", "one of 'raise', 'restart'"),
+        ("FAULTS", "max_restarts=3x", "invalid literal"),
+        ("FAULTS", "max_restarts=-1", "must not be negative"),
+        ("FAULTS", "on_timeout=restart,step_timeout=-.5", "must be positive"),
+        ("STEP_TIMEOUT", "long", "could not convert"),
+        ("STEP_TIMEOUT", "-1", "must be positive"),
+        ("RESET_TIMEOUT", "nan", "must be positive"),
+        ("RECYCLE_AFTER", "0", "at least 1"),
+    ):
+        environment(**{variable: value})
+        where = f"SHMVEC_{variable}='{value}' in the environment: "
+        with pytest.raises(ValueError, match=f"{where}.*{why}"):
+            made()
 
 
 @pytest.mark.deep
