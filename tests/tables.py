@@ -36,12 +36,6 @@ def crossed(*columns, shown=None):
     return rows
 
 
-def a_row_of(rows):
-    """Rows of which the first runs by default, where all show the same promise."""
-    first, *others = rows
-    return [first, *deep(*others)]
-
-
 @contextmanager
 def row(*values):
     """Names a row of a table in what its checks raise, where all rows are one test."""

@@ -151,6 +151,7 @@ def test_every_env_tells_its_own_story(num_envs, workers, batch, turns, mode, me
             assert_infos(mine[4], theirs[4])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("workers, batch", [(1, 3), *deep((0, 1), (0, 3), (0, 7), (1, 1), (1, 7))])
 def test_nobody_waits_while_others_are_served_twice(workers, batch):
     """One worker answers in the order in which it was asked: strictly by turns."""
@@ -424,9 +425,22 @@ def test_bad_sends():
 
 
 def test_bad_batch_sizes():
-    for size, error in [(0, ValueError), (4, ValueError), (1.5, TypeError), ("2", TypeError)]:
-        with row(size), pytest.raises(error, match="batch_size must be"):
-            ShmVectorEnv(stories(3), batch_size=size)
+    for options, error, message in [
+        ({"batch_size": 0}, ValueError, "batch_size must be"),
+        ({"batch_size": 4}, ValueError, "batch_size must be"),
+        ({"batch_size": 1.5}, TypeError, "batch_size must be"),
+        ({"batch_size": "2"}, TypeError, "batch_size must be"),
+        ({"batch_size": (1, 3)}, ValueError, "belong together"),
+        ({"batch_size": 2, "batch_timeout": 1.0}, ValueError, "belong together"),
+        ({"batch_timeout": 1.0}, ValueError, "belong together"),
+        ({"batch_size": (3, 1), "batch_timeout": 1.0}, ValueError, "in order"),
+        ({"batch_size": (0, 1), "batch_timeout": 1.0}, ValueError, "between 1 and"),
+        ({"batch_size": (1, 4), "batch_timeout": 1.0}, ValueError, "between 1 and"),
+        ({"batch_size": (1, 2, 3), "batch_timeout": 1.0}, ValueError, "a pair"),
+        ({"batch_size": (1, 2), "batch_timeout": -1.0}, ValueError, "must not be negative"),
+    ]:
+        with row(options), pytest.raises(error, match=message):
+            ShmVectorEnv(stories(3), **options)
 
 
 class Fails(Story):
@@ -464,6 +478,7 @@ def test_an_env_that_raises(shared_memory):
         envs.close()
 
 
+@pytest.mark.deep
 def test_envs_that_raise_in_a_masked_step():
     """Raised together, as by step(), after the others have made theirs; nothing is left over."""
     envs = ShmVectorEnv([lambda i=i: Fails(i) for i in range(4)], num_workers=2)
@@ -513,6 +528,7 @@ class Echo(gym.Env):
         return action, 0.0, False, False, {}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "space", [SPACES[0], *deep(*SPACES[1:])], ids=lambda space: type(space).__name__
 )
@@ -649,6 +665,7 @@ class Gated(Counter):
         return super().step(action)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [3, *deep(0)])
 def test_a_batch_is_the_most_if_they_are_in_time(num_workers):
     options = {"batch_size": (1, 3), "batch_timeout": DEADLINE, "num_workers": num_workers}
@@ -704,18 +721,3 @@ def test_the_least_is_waited_for_beyond_the_deadline(tmp_path):
         opener.start()
         assert len(envs.recv()[-1]["env_id"]) >= 2
         opener.join()
-
-
-def test_a_wrong_deadline():
-    for options, message in [
-        ({"batch_size": (1, 3)}, "belong together"),
-        ({"batch_size": 2, "batch_timeout": 1.0}, "belong together"),
-        ({"batch_timeout": 1.0}, "belong together"),
-        ({"batch_size": (3, 1), "batch_timeout": 1.0}, "in order"),
-        ({"batch_size": (0, 1), "batch_timeout": 1.0}, "between 1 and"),
-        ({"batch_size": (1, 4), "batch_timeout": 1.0}, "between 1 and"),
-        ({"batch_size": (1, 2, 3), "batch_timeout": 1.0}, "a pair"),
-        ({"batch_size": (1, 2), "batch_timeout": -1.0}, "must not be negative"),
-    ]:
-        with row(options), pytest.raises(ValueError, match=message):
-            ShmVectorEnv([Counter] * 3, **options)

@@ -96,6 +96,7 @@ def cells(line):
     return sum(2 if character == "字" else 1 for character in line)
 
 
+@pytest.mark.deep
 def test_it_fits():
     """Whatever there is, and however little room for it."""
     nothing = look(made([], workers=1, waited=0.0))
@@ -107,6 +108,7 @@ def test_it_fits():
         assert max(map(cells, lines)) <= columns
 
 
+@pytest.mark.deep
 def test_what_matters_comes_first():
     stats = look().recent
     kind = stats.verdict.kind
@@ -120,6 +122,7 @@ def test_what_matters_comes_first():
     assert any(line.split()[:2] == ["any", "env's"] for line in lines)
 
 
+@pytest.mark.deep
 def test_what_others_say_is_shown_as_it_is():
     problem = "\x1b[2J\x07" + HOSTILE + "\u202e\r\n"
     lines = draw([look()], [problem], "utf-8", 120, 40)
@@ -128,6 +131,7 @@ def test_what_others_say_is_shown_as_it_is():
     assert not set("\x1b\x07\u202e\r") & set(drawn)
 
 
+@pytest.mark.deep
 def test_colours():
     colours = {
         kind: styles(draw([look(stats)], [], "utf-8", 120, 40), kind)
@@ -145,6 +149,7 @@ def test_colours():
     assert not {"31", "33"} & styles(lines, "step of env 7 for 5 ms")
 
 
+@pytest.mark.deep
 def test_a_bar_says_what_the_time_went_into():
     envs = [env((1000, 5 * MS), resets=((100, 20 * MS),))] * 2
     stats = made(envs, workers=2, waited=9.0, starved_s=[0.0, 3.5], park_s=[2.0, 0.0])
@@ -159,6 +164,7 @@ def test_a_bar_says_what_the_time_went_into():
             assert bar == [pytest.approx(whole * part / 10, abs=1.1) for part in parts]
 
 
+@pytest.mark.deep
 def test_no_colours(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     lines = draw([look()], [], "utf-8", 120, 40)
@@ -177,6 +183,7 @@ def resized(process, columns, rows):
     os.close(descriptor)
 
 
+@pytest.mark.deep
 def test_it_follows_the_size_of_the_terminal():
     """Soon, however long until it looks again."""
     # It says nothing of its size first; variables are of the one that a container was entered by.

@@ -216,6 +216,7 @@ def test_transitions_are_those_of_lockstep(
         ].max() >= 1
 
 
+@pytest.mark.deep
 def test_groups_have_their_shares_of_each_worker():
     for owned, count, expected in [
         ([4, 4], 2, [[0, 1, 4, 5], [2, 3, 6, 7]]),
@@ -685,6 +686,7 @@ def test_its_policies_can_be_evaluated():
     assert result.lengths.tolist() == again.lengths.tolist()
 
 
+@pytest.mark.deep
 def test_tensors_need_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with closing(ShmVectorEnv(stories(2), num_workers=0)) as envs:

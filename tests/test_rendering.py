@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import row
 
 from shmvec import rendering
 from shmvec.rendering import Viewer, checked_frames, tile_images
@@ -19,6 +20,7 @@ def frame(value, height=2, width=3, channels=3):
     return np.full((height, width, channels), value, np.uint8)
 
 
+@pytest.mark.deep
 @given(st.integers(1, 30))
 def test_the_grid_is_nearly_square(n):
     rows = int(np.ceil(np.sqrt(n)))
@@ -41,6 +43,7 @@ def test_every_frame_is_where_it_belongs(n):
     np.testing.assert_array_equal(tile_images(list(frames)), expected)
 
 
+@pytest.mark.deep
 def test_missing_tiles_are_black():
     picture = tile_images([frame(9)] * 5)
     assert picture.shape == (6, 6, 3)
@@ -48,6 +51,7 @@ def test_missing_tiles_are_black():
     assert (picture[4:, 3:] == 0).all()
 
 
+@pytest.mark.deep
 def test_grey_frames_get_three_equal_channels():
     picture = tile_images([np.full((2, 3), 7, np.uint8), frame(5, channels=1), frame(3)])
     assert picture.shape == (4, 6, 3)
@@ -55,6 +59,7 @@ def test_grey_frames_get_three_equal_channels():
     assert (picture[2:, :3] == 3).all()
 
 
+@pytest.mark.deep
 def test_sizes_may_differ():
     picture = tile_images([frame(1, 2, 3), frame(2, 4, 1), frame(3, 1, 5), frame(4, 3, 3)])
     assert picture.shape == (8, 10, 3)
@@ -63,18 +68,19 @@ def test_sizes_may_differ():
     assert (picture[4:5, :5] == 3).all() and (picture[5:, :5] == 0).all()
 
 
+@pytest.mark.deep
 def test_alpha_is_left_out():
     assert tile_images([frame(9, channels=4)]).shape == (2, 3, 3)
 
 
+@pytest.mark.deep
 def test_the_last_of_a_list_of_frames_is_taken():
     (last,) = checked_frames([[frame(1), frame(2)]])
     assert (last == 2).all()
 
 
-@pytest.mark.parametrize(
-    ("frames", "message"),
-    [
+def test_what_is_no_frame_is_named():
+    for frames, message in [
         ([], "no frame"),
         ([frame(1), None], r"env 1 returned no frame: .*render_mode=\"rgb_array\""),
         ([frame(1), "ansi"], "env 1 returned 'ansi'"),
@@ -83,19 +89,19 @@ def test_the_last_of_a_list_of_frames_is_taken():
         ([frame(1, channels=2)], "1, 3 or 4 channels"),
         ([np.zeros((0, 3, 3))], "holds no numbers"),
         ([np.full((2, 2), "a")], "holds no numbers"),
-    ],
-)
-def test_what_is_no_frame_is_named(frames, message):
-    with pytest.raises(ValueError, match=message):
-        tile_images(frames)
+    ]:
+        with row(message), pytest.raises(ValueError, match=message):
+            tile_images(frames)
 
 
+@pytest.mark.deep
 def test_without_pygame_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
     with pytest.raises(ImportError, match="pip install pygame"):
         Viewer()
 
 
+@pytest.mark.deep
 def test_pygame_is_not_imported_before_there_is_a_window():
     script = "import sys, shmvec.rendering; assert 'pygame' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -126,6 +132,7 @@ def in_a_window(body):
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.deep
 def test_the_window_shows_the_picture():
     in_a_window("""
         assert not viewer.isopen
@@ -138,6 +145,7 @@ def test_the_window_shows_the_picture():
     """)
 
 
+@pytest.mark.deep
 def test_a_picture_of_another_size_is_scaled_to_the_window():
     in_a_window("""
         viewer.imshow(np.zeros((40, 60, 3), np.uint8))
@@ -146,6 +154,7 @@ def test_a_picture_of_another_size_is_scaled_to_the_window():
     """)
 
 
+@pytest.mark.deep
 def test_a_window_is_no_larger_than_the_screen():
     in_a_window("""
         viewer.imshow(np.full((400, 5000, 3), 50, np.uint8))
@@ -155,6 +164,7 @@ def test_a_window_is_no_larger_than_the_screen():
     """)
 
 
+@pytest.mark.deep
 def test_the_user_closes_the_window_and_the_next_picture_opens_it():
     in_a_window("""
         picture = np.zeros((40, 60, 3), np.uint8)
@@ -167,6 +177,7 @@ def test_the_user_closes_the_window_and_the_next_picture_opens_it():
     """)
 
 
+@pytest.mark.deep
 def test_close_may_be_called_twice():
     in_a_window("""
         viewer.close()
@@ -177,6 +188,7 @@ def test_close_may_be_called_twice():
     """)
 
 
+@pytest.mark.deep
 def test_an_env_that_ends_pygames_display_does_no_harm():
     in_a_window("""
         viewer.imshow(np.zeros((40, 60, 3), np.uint8))
@@ -187,6 +199,7 @@ def test_an_env_that_ends_pygames_display_does_no_harm():
     """)
 
 
+@pytest.mark.deep
 def test_only_pictures_of_bytes_are_shown():
     in_a_window("""
         for picture, error in ((np.zeros((4, 6, 3)), "uint8"), (np.zeros(3, np.uint8), "shape")):

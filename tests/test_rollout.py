@@ -14,7 +14,7 @@ import pytest
 from envs import Counter
 from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
-from tables import a_row_of, deep, row
+from tables import deep, first, row
 from test_partial import Fails, Story, stories
 
 from shmvec import ShmVectorEnv
@@ -70,7 +70,7 @@ ROLLOUTS = itertools.product(
 )
 
 
-@pytest.mark.parametrize("mode, workers, kind", a_row_of(ROLLOUTS))
+@pytest.mark.parametrize("mode, workers, kind", first(ROLLOUTS))
 def test_a_rollout_holds_what_step_returns(kind, workers, mode):
     fns = [lambda i=i: kind(i) for i in range(5)]
     reference = sync_env(fns, mode)
@@ -131,6 +131,7 @@ def test_plain_steps_and_masks_go_on_from_where_a_rollout_ended():
         envs.close()
 
 
+@pytest.mark.deep
 def test_two_alternate_and_a_third_waits_for_one_to_be_dropped():
     envs = ShmVectorEnv(stories(3), num_workers=2)
     try:
@@ -200,6 +201,7 @@ def test_what_a_learner_does_to_the_arrays_stays_there():
         envs.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mode", ["NextStep", *deep("SameStep")])
 def test_steps_that_only_reset_are_not_valid(mode):
     with ShmVectorEnv([lambda: Counter(2), lambda: Counter(9)], autoreset_mode=mode) as envs:

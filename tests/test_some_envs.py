@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import AlreadyPendingCallError
-from tables import a_row_of, deep, row
+from tables import deep, first, row
 
 import shmvec
 
@@ -54,6 +54,7 @@ def test_an_int_seed_counts_from_the_first_env(num_workers):
             assert envs.get_attr("noise", env_id=[env]) == (alone.noise,)
 
 
+@pytest.mark.deep
 @WORKERS
 def test_reset_takes_a_list_of_options(num_workers):
     with vector_env(num_workers) as envs:
@@ -85,7 +86,7 @@ class Takes(Counter):
 
 @pytest.mark.parametrize(
     "options",
-    a_row_of(
+    first(
         [
             {"num_workers": 1},
             {"num_workers": 0},

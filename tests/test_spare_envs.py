@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from equality import MODES, same
-from tables import a_row_of, deep, row
+from tables import deep, first, row
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv
 from shmvec.exchange import HostedEnv
@@ -89,7 +89,7 @@ class Played:
 PLAYED = itertools.product([Noted, AsyncNoted], MODES, [1, 3], [3, 1], [None, 4])
 
 
-@pytest.mark.parametrize("kind, mode, spare_envs, num_workers, overlap", a_row_of(PLAYED))
+@pytest.mark.parametrize("kind, mode, spare_envs, num_workers, overlap", first(PLAYED))
 def test_episodes_are_played_by_copies_in_turn(kind, mode, spare_envs, num_workers, overlap):
     expected = [Played(length, spare_envs) for length in (2, 4, 3)]
     options = {"autoreset_mode": mode, "num_workers": num_workers, "overlap": overlap}
@@ -125,6 +125,7 @@ def test_episodes_are_played_by_copies_in_turn(kind, mode, spare_envs, num_worke
                     over = ends.copy()
 
 
+@pytest.mark.deep
 @KINDS
 def test_copies_are_reset_while_an_episode_is_played(kind, tmp_path):
     file = tmp_path / "resets"
@@ -135,6 +136,7 @@ def test_copies_are_reset_while_an_episode_is_played(kind, tmp_path):
             assert time.monotonic() < deadline
 
 
+@pytest.mark.deep
 @KINDS
 def test_attributes_are_set_in_all_copies(kind):
     with closing(made(kind, 3, 2)) as envs:

@@ -41,6 +41,7 @@ from short_walks import (
     rows,
     take_alone,
 )
+from tables import deep, row
 
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, SuiteEvaluation, Task, evaluate
@@ -96,6 +97,7 @@ def test_as_one_after_the_other(more, episodes, max_envs, batch_size, batch, acr
         assert rows(result[f"task {i}"], "left") == expected
 
 
+@pytest.mark.deep
 def test_one_batch_for_several_tasks_where_spaces_agree():
     batches = []
 
@@ -117,6 +119,7 @@ def test_one_batch_for_several_tasks_where_spaces_agree():
     assert same(result, again)
 
 
+@pytest.mark.deep
 def test_nested_spaces():
     def policy(observations, env_ids):
         first = observations["y"][0]
@@ -152,6 +155,7 @@ def test_a_policy_with_states_and_tasks():
     assert policy.seen == {("a", "walk", 0), ("b", ("run", 1), 1)}
 
 
+@pytest.mark.deep
 def test_tasks_by_id_list_and_pattern(tmp_path):
     def policy(observations, env_ids):
         return np.zeros(len(env_ids), np.int64)
@@ -172,6 +176,7 @@ def test_tasks_by_id_list_and_pattern(tmp_path):
     assert [each.lengths.tolist() for each in result.values()] == [[3, 3], [5, 5]]
 
 
+@pytest.mark.deep
 def test_one_env_with_a_record_is_one_result(tmp_path):
     result = evaluate(Walk, act, 4, seeds=2, record=tmp_path / "run.jsonl")
     assert isinstance(result, Evaluation)
@@ -179,6 +184,7 @@ def test_one_env_with_a_record_is_one_result(tmp_path):
     assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 6
 
 
+@pytest.mark.deep
 def test_nothing_is_built_in_the_parent():
     class Where(Walk):
         def __init__(self, pid):
@@ -191,6 +197,7 @@ def test_nothing_is_built_in_the_parent():
 # ---- records -------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_resumed_wherever_it_was_cut_off(tmp_path):
     suite = {"a": Walk, "b": lengthened(5), "c": Wide}
     file, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
@@ -207,16 +214,18 @@ def test_resumed_wherever_it_was_cut_off(tmp_path):
     assert same(whole, SuiteEvaluation.read(part))
 
 
-@pytest.mark.parametrize("tail", [b"\0" * 100, b'{"task": "a", "epi', b"\n", b'{"task"}\n'])
-def test_a_torn_end_is_cut_off(tmp_path, tail):
+@pytest.mark.deep
+def test_a_torn_end_is_cut_off(tmp_path):
     file = tmp_path / "run.jsonl"
     whole = evaluate({"a": Walk}, act, 3, seeds=1, record=file)
     before = file.read_bytes()
-    file.write_bytes(before + tail)
-    assert same(whole, evaluate({"a": Walk}, act, 3, seeds=1, record=file))
-    assert file.read_bytes() == before
+    for tail in (b"\0" * 100, b'{"task": "a", "epi', b"\n", b'{"task"}\n'):
+        file.write_bytes(before + tail)
+        assert same(whole, evaluate({"a": Walk}, act, 3, seeds=1, record=file)), tail
+        assert file.read_bytes() == before, tail
 
 
+@pytest.mark.deep
 def test_short_episodes_of_a_record_do_not_count_for_more(tmp_path):
     file = tmp_path / "run.jsonl"
     whole = evaluate({"a": Walk}, act, 6, seeds=1, record=file)
@@ -230,6 +239,7 @@ def test_short_episodes_of_a_record_do_not_count_for_more(tmp_path):
     assert same(whole, SuiteEvaluation.read(file))
 
 
+@pytest.mark.deep
 def test_a_record_knows_the_key_of_success(tmp_path):
     file = tmp_path / "run.jsonl"
     result = evaluate({"a": Walk}, act, 4, seeds=1, record=file, success_key="left")
@@ -238,6 +248,7 @@ def test_a_record_knows_the_key_of_success(tmp_path):
     assert SuiteEvaluation.read(file, success_key="is_success").score == "return"
 
 
+@pytest.mark.deep
 def test_seeds_that_were_drawn_are_resumed(tmp_path):
     file = tmp_path / "run.jsonl"
     first = evaluate({"a": Walk}, act, 3, record=file)
@@ -279,6 +290,7 @@ class Thing:
     pass
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "make", [lambda: np.nan, lambda: np.arange(3), lambda: (1, (2,)), Thing, lambda: {"b", "a"}]
 )
@@ -292,6 +304,7 @@ def test_the_same_options_are_accepted_again(tmp_path, make):
     assert file.read_bytes() == content
 
 
+@pytest.mark.deep
 def test_other_arguments_make_another_env(tmp_path):
     file = tmp_path / "run.jsonl"
     evaluate({"a": lengthened(3)}, act, 2, seeds=1, record=file)
@@ -304,6 +317,7 @@ def test_other_arguments_make_another_env(tmp_path):
     assert identity_of(Task(partial(act, Thing()))) == identity_of(Task(partial(act, Thing())))
 
 
+@pytest.mark.deep
 def test_what_is_refused_leaves_a_record_as_it_was(tmp_path):
     file = tmp_path / "run.jsonl"
     evaluate({"a": Walk}, act, 2, seeds=1, record=file)
@@ -317,6 +331,7 @@ def test_what_is_refused_leaves_a_record_as_it_was(tmp_path):
             evaluate({"a": Walk}, act, 2, seeds=1, record=other)
 
 
+@pytest.mark.deep
 def test_a_damaged_record_is_refused_and_nothing_else(tmp_path):
     file = tmp_path / "run.jsonl"
     whole = evaluate({"a": Walk, "b": Walk}, act, 2, seeds=1, record=file, max_envs=1)
@@ -355,6 +370,7 @@ def test_a_damaged_record_is_refused_and_nothing_else(tmp_path):
     assert same(whole, SuiteEvaluation.read(file))
 
 
+@pytest.mark.deep
 def test_two_at_once_do_not_share_a_record(tmp_path):
     """Whoever is forked meanwhile, and lives on, keeps no later one away."""
     file = tmp_path / "run.jsonl"
@@ -393,6 +409,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_killed_at_any_moment_it_is_resumed_to_the_same_numbers(tmp_path, number):
     suite = {"a": Walk, "b": lengthened(9), "c": Wide}
@@ -418,9 +435,9 @@ def test_killed_at_any_moment_it_is_resumed_to_the_same_numbers(tmp_path, number
     assert same(whole, again)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
+@pytest.mark.deep
+def test_infos_as_a_record_has_them():
+    for value, expected in [
         (np.float32(0.1), float(np.float32(0.1))),
         (np.array([True]), True),
         (np.arange(3), [0, 1, 2]),
@@ -428,18 +445,18 @@ def test_killed_at_any_moment_it_is_resumed_to_the_same_numbers(tmp_path, number
         (np.longdouble(0.5), 0.5),
         ({1, 2}, "{1, 2}"),
         (1j, "1j"),
-    ],
-)
-def test_infos_as_a_record_has_them(value, expected):
-    assert plain(value) == expected == json.loads(json.dumps(plain(value)))
-    assert type(plain(value)) is type(expected)
+    ]:
+        assert plain(value) == expected == json.loads(json.dumps(plain(value))), value
+        assert type(plain(value)) is type(expected), value
 
 
+@pytest.mark.deep
 def test_an_info_with_more_digits_than_python_writes():
     assert plain({"big": 10**5000}) == "<dict: OverflowError>"
     assert json.loads(json.dumps(plain(10**300))) == 10**300
 
 
+@pytest.mark.deep
 def test_an_info_that_contains_itself():
     endless = []
     endless.append(endless)
@@ -450,7 +467,7 @@ def test_an_info_that_contains_itself():
 
 
 @pytest.mark.filterwarnings("ignore:.*task")
-@pytest.mark.parametrize("kind", [Dying, Raising])
+@pytest.mark.parametrize("kind", [Dying, *deep(Raising)])
 def test_an_episode_whose_env_fails_is_repeated_or_counts_as_failed(tmp_path, kind):
     suite = {"good": Walk, "bad": partial(kind, tmp_path, (3, 5), 2)}
     expected = [row[:4] for row in one_after_the_other(Walk, range(8))]
@@ -479,6 +496,7 @@ def test_an_episode_whose_env_fails_is_repeated_or_counts_as_failed(tmp_path, ki
     assert same(result, SuiteEvaluation.read(record))
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_an_env_that_hangs(tmp_path):
     suite = {"good": Walk, "bad": partial(Hanging, tmp_path, (1,), 1)}
@@ -488,6 +506,7 @@ def test_an_env_that_hangs(tmp_path):
     assert result["bad"].repeats == 1
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_a_task_whose_env_cannot_be_built():
     result = evaluate({"bad": Broken, "good": Walk}, act, 3, seeds=0, max_envs=2)
@@ -500,6 +519,7 @@ def test_a_task_whose_env_cannot_be_built():
         evaluate(Broken, act, 3, seeds=0, retries=0)
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_an_env_of_which_there_can_be_only_one_plays_all(tmp_path):
     """Others of it cannot be built, but its episodes are played: nothing has failed."""
@@ -509,6 +529,7 @@ def test_an_env_of_which_there_can_be_only_one_plays_all(tmp_path):
     assert rows(evaluate(partial(Alone, tmp_path), act, 8, seeds=0, max_envs=3)) == expected
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_an_env_that_is_never_built():
     begin = time.monotonic()
@@ -518,6 +539,7 @@ def test_an_env_that_is_never_built():
     assert time.monotonic() < begin + 60
 
 
+@pytest.mark.deep
 def test_what_the_policy_raises_ends_it(tmp_path):
     def policy(observations, env_ids):
         if (tmp_path / "run.jsonl").read_bytes().count(b"\n") > 3:
@@ -531,6 +553,7 @@ def test_what_the_policy_raises_ends_it(tmp_path):
     assert rows(result["a"]) == [row[:4] for row in one_after_the_other(Walk, range(1, 7))]
 
 
+@pytest.mark.deep
 def test_time_limits(tmp_path):
     record = tmp_path / "run.jsonl"
     suite = {"good": Walk, "slow": SlowToBuild}
@@ -545,6 +568,7 @@ def test_time_limits(tmp_path):
     assert time.monotonic() < begin + 20  # an env that is still being built is not waited for
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_what_has_begun_before_a_time_limit_counts_whatever_happens_to_its_env(tmp_path):
     def policy(observations, env_ids):
@@ -561,6 +585,7 @@ def test_what_has_begun_before_a_time_limit_counts_whatever_happens_to_its_env(t
     assert result["a"].repeats == 1 and 1 <= len(expected) < 40
 
 
+@pytest.mark.deep
 def test_an_env_that_fails_as_it_closes():
     with pytest.warns(UserWarning, match="as an env of task 'a' was closed: never mind"):
         assert evaluate({"a": FailsToClose}, act, 2, seeds=0, max_envs=1).complete
@@ -569,6 +594,7 @@ def test_an_env_that_fails_as_it_closes():
 # ---- memory --------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_memory_is_kept_to(tmp_path):
     suite = {f"task {i}": partial(Large, tmp_path, 100) for i in range(4)}
     result = evaluate(
@@ -579,6 +605,7 @@ def test_memory_is_kept_to(tmp_path):
     assert 1 < most < 3
 
 
+@pytest.mark.deep
 def test_an_env_that_grows_is_played_later(tmp_path):
     suite = {"a": partial(Growing, 40), "b": partial(Growing, 40)}
     result = evaluate(suite, act, 2, seeds=1, max_envs=2, memory="300 MiB", retries=0)
@@ -587,26 +614,28 @@ def test_an_env_that_grows_is_played_later(tmp_path):
     assert all(each.repeats == 0 and not each.failed for each in result.values())
 
 
+@pytest.mark.deep
 def test_an_env_that_alone_is_too_large(tmp_path):
     with pytest.warns(UserWarning, match="'a' alone needs more than memory allows"):
         result = evaluate({"a": partial(Large, tmp_path, 60)}, act, 3, seeds=1, memory="20 MB")
     assert result.complete
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [("20 GiB", 20 << 30), ("500MB", 500_000_000), ("1.5 kib", 1536), (7, 7), ("12", 12)],
-)
-def test_sizes(size, expected):
-    assert parsed_bytes("memory", size) == expected
+def test_sizes():
+    for size, expected in [
+        ("20 GiB", 20 << 30),
+        ("500MB", 500_000_000),
+        ("1.5 kib", 1536),
+        (7, 7),
+        ("12", 12),
+    ]:
+        assert parsed_bytes("memory", size) == expected, size
+    for size in ["", "GiB", "3 apples", "-1", 0, -5, "0", float("inf")]:
+        with row(size), pytest.raises(ValueError, match="memory must be"):
+            parsed_bytes("memory", size)
 
 
-@pytest.mark.parametrize("size", ["", "GiB", "3 apples", "-1", 0, -5, "0", float("inf")])
-def test_sizes_that_are_none(size):
-    with pytest.raises(ValueError, match="memory must be"):
-        parsed_bytes("memory", size)
-
-
+@pytest.mark.deep
 def test_memory_of_a_process_counts_those_below():
     program = subprocess.Popen(
         [sys.executable, "-c", "x = bytearray(80 << 20); print(flush=True); input()"],
@@ -623,6 +652,7 @@ def test_memory_of_a_process_counts_those_below():
     assert 70 << 20 < before + mine.nbytes - measure(os.getpid()) < 200 << 20
 
 
+@pytest.mark.deep
 def test_a_gpus_memory(monkeypatch):
     used = {os.getpid(): 5 << 30}
 
@@ -651,6 +681,7 @@ def test_a_gpus_memory(monkeypatch):
         evaluate({"a": Walk}, act, 1, gpu_memory="1 GB")
 
 
+@pytest.mark.deep
 def test_a_budget_lets_one_in_until_it_has_seen_some():
     sizes = {1: 30, 2: 10}
     budget = Budget("memory", 100, sizes.get)
@@ -667,6 +698,7 @@ def test_a_budget_lets_one_in_until_it_has_seen_some():
 # ---- order ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_what_takes_longest_is_begun_first(tmp_path):
     suite = {f"task {i}": lengthened(5 * i) for i in range(4)}
     record = tmp_path / "run.jsonl"
@@ -685,6 +717,7 @@ def test_what_takes_longest_is_begun_first(tmp_path):
     assert order == ["task 1", "task 2", "task 0", "task 3"]
 
 
+@pytest.mark.deep
 def test_the_last_task_is_played_by_several(tmp_path):
     seen = set()
 
@@ -697,6 +730,7 @@ def test_the_last_task_is_played_by_several(tmp_path):
     assert len([number for number, name in seen if name == "long"]) > 1
 
 
+@pytest.mark.deep
 def test_a_plan_learns_from_what_is_recorded():
     episodes = [Episode(i, i, None, finished=i < 2, seconds=float(i + 1)) for i in range(4)]
     plan = TaskPlan(Task(Walk, name="a"), Walk, episodes)
@@ -728,6 +762,7 @@ def test_statistics_over_tasks():
         result.scores("points")
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_a_task_that_has_neither_a_reference_nor_an_episode():
     suite = {"a": Task(Walk, reference=(0, 10)), "b": Broken}
@@ -739,6 +774,7 @@ def test_a_task_that_has_neither_a_reference_nor_an_episode():
     assert result.compared_with(other).overall.change == 0.0  # by the references of the first
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_a_task_all_of_whose_episodes_failed_has_no_success(tmp_path):
     suite = {"good": Walk, "bad": partial(Raising, tmp_path, range(9), 99)}
@@ -747,11 +783,13 @@ def test_a_task_all_of_whose_episodes_failed_has_no_success(tmp_path):
     assert result.success_rate == result.mean == result["good"].success_rate / 2
 
 
+@pytest.mark.deep
 def test_what_is_no_number_is_no_success():
     result = evaluate({"a": Walk}, act, 4, seeds=1, success_key="word")
     assert result.score == "return" and result.mean == result["a"].mean
 
 
+@pytest.mark.deep
 def test_episodes_of_equal_seeds_are_compared_one_by_one():
     options = [{"more": 1}, {"more": 5}, {"more": 9}]
     before = evaluate({"a|b": Walk}, act, 3, seeds=[1, 1, 1], options=options)
@@ -761,6 +799,7 @@ def test_episodes_of_equal_seeds_are_compared_one_by_one():
     assert "| a\\|b | 2 |" in str(found)
 
 
+@pytest.mark.deep
 def test_of_one_episode_nothing_is_sure():
     one = partial(evaluate, {"a": Walk}, act, 1, seeds=1, success_key="none")
     before, after = one(options={"more": 0}), one(options={"more": 3})
@@ -771,6 +810,7 @@ def test_of_one_episode_nothing_is_sure():
         before.compared_with(after, level=2.0)
 
 
+@pytest.mark.deep
 def test_an_info_called_task_does_not_hide_the_tasks():
     class Named(Walk):
         def step(self, action):
@@ -782,12 +822,14 @@ def test_an_info_called_task_does_not_hide_the_tasks():
     assert result["a"].infos["task"].tolist() == [7, 7]
 
 
+@pytest.mark.deep
 def test_a_return_that_is_no_number_is_not_cut_off():
     for values in ([np.nan, 1.0, 2.0, 3.0], [1.0] * 9 + [np.nan]):
         assert np.isnan(interquartile_mean(np.array(values)))
     assert interquartile_mean(np.array([-np.inf, 1.0, 3.0, np.inf])) == 2.0
 
 
+@pytest.mark.deep
 def test_a_data_frame(monkeypatch):
     result = evaluate({"a": Walk, "b": Walk}, act, 2, seeds=1)
     frames = types.SimpleNamespace(DataFrame=lambda columns: ("frame", columns))
@@ -799,6 +841,7 @@ def test_a_data_frame(monkeypatch):
         result.to_pandas()
 
 
+@pytest.mark.deep
 def test_intervals_are_those_of_rliable():
     library = pytest.importorskip("rliable.library")
     metrics = pytest.importorskip("rliable.metrics")
@@ -836,6 +879,7 @@ def test_two_results_compared():
         before.compared_with(evaluate(suite, act, 2, seeds=900))
 
 
+@pytest.mark.deep
 def test_videos_of_each_task(tmp_path):
     pytest.importorskip("moviepy")
 
@@ -852,6 +896,7 @@ def test_videos_of_each_task(tmp_path):
         assert names == [f"evaluation-episode-{number}.mp4" for number in (0, 2)]
 
 
+@pytest.mark.deep
 def test_progress(capsys):
     seen = []
     evaluate({"a": Walk, "b": Walk}, act, 3, seeds=1, progress=seen.append)
@@ -920,37 +965,38 @@ def test_a_suite_from_a_file_is_resumed_and_compared(tmp_path, command):
     assert status == 2 and "Give this evaluation another record" in err
 
 
-@pytest.mark.parametrize(
-    ("suite", "arguments", "words"),
-    [
-        ("hello", "", "is no TOML"),
-        ("tasks = [1]", "", "has no tasks"),
-        ("tasks = [['a']]", "", "has no tasks"),
-        ("tasks = ['NoSuchEnv-v0']", "", "NoSuchEnv"),
-        ("[tasks]\na = 3", "", "task 'a': needs env"),
-        ("[tasks]\na = [1]", "", "task 'a': needs env"),
-        ("[tasks.a]\nenv = 3", "", "task 'a': needs env"),
-        ("[tasks.a]\nkwargs = {}", "", "'env'"),
-        (SUITE + "kwargs = 3", "", "task 'a': needs env"),
-        (SUITE + "kwargs = {x = 3}", "", "make takes (length=3)"),
-        (SUITE + "reference = 3", "", "task 'a': needs env"),
-        (SUITE + "reference = [0, inf]", "", "task 'a': reference must be"),
-        (SUITE + "referenc = [0, 1]", "", "Did you mean 'reference'"),
-        ("[tasks.a]\nenv = 'mine_env.py:mke'", "", "has no function 'mke'"),
-        ("episods = 2\n" + SUITE, "", "Did you mean 'episodes'"),
-        ("policy = 'x'\n" + SUITE, "", "no option 'policy'"),
-        ("progress = true\n" + SUITE, "", "no option 'progress'"),
-        ("episodes = '5'\n[tasks.a]\nenv = 'mine_env.py:make'", "", "episodes must be an int"),
-        (SUITE, "--memory lots", "--memory: it must be a size"),
-        (SUITE, "--retries -1", "--retries: must not be negative"),
-        (SUITE, '--kwargs {"length":2}', "--kwargs are for one env"),
-        (SUITE, "--compare nothing.jsonl", "nothing.jsonl"),
-        (SUITE, "--record suite.toml", "not a record of an evaluation"),
-    ],
-)
-def test_the_command_explains_what_is_wrong_with_a_suite(command, suite, arguments, words):
-    status, out, err = command(suite, arguments)
-    assert status == 2 and words in err and not out
+WRONG_SUITES = [
+    ("hello", "", "is no TOML"),
+    ("tasks = [1]", "", "has no tasks"),
+    ("tasks = [['a']]", "", "has no tasks"),
+    ("tasks = ['NoSuchEnv-v0']", "", "NoSuchEnv"),
+    ("[tasks]\na = 3", "", "task 'a': needs env"),
+    ("[tasks]\na = [1]", "", "task 'a': needs env"),
+    ("[tasks.a]\nenv = 3", "", "task 'a': needs env"),
+    ("[tasks.a]\nkwargs = {}", "", "'env'"),
+    (SUITE + "kwargs = 3", "", "task 'a': needs env"),
+    (SUITE + "kwargs = {x = 3}", "", "make takes (length=3)"),
+    (SUITE + "reference = 3", "", "task 'a': needs env"),
+    (SUITE + "reference = [0, inf]", "", "task 'a': reference must be"),
+    (SUITE + "referenc = [0, 1]", "", "Did you mean 'reference'"),
+    ("[tasks.a]\nenv = 'mine_env.py:mke'", "", "has no function 'mke'"),
+    ("episods = 2\n" + SUITE, "", "Did you mean 'episodes'"),
+    ("policy = 'x'\n" + SUITE, "", "no option 'policy'"),
+    ("progress = true\n" + SUITE, "", "no option 'progress'"),
+    ("episodes = '5'\n[tasks.a]\nenv = 'mine_env.py:make'", "", "episodes must be an int"),
+    (SUITE, "--memory lots", "--memory: it must be a size"),
+    (SUITE, "--retries -1", "--retries: must not be negative"),
+    (SUITE, '--kwargs {"length":2}', "--kwargs are for one env"),
+    (SUITE, "--compare nothing.jsonl", "nothing.jsonl"),
+    (SUITE, "--record suite.toml", "not a record of an evaluation"),
+]
+
+
+def test_the_command_explains_what_is_wrong_with_a_suite(command):
+    for suite, arguments, words in WRONG_SUITES:
+        with row(suite, arguments):
+            status, out, err = command(suite, arguments)
+            assert status == 2 and words in err and not out
 
 
 # ---- bad input -----------------------------------------------------------------------------------
@@ -1008,6 +1054,7 @@ def with_vector(tmp_path):
         envs.close()
 
 
+@pytest.mark.deep
 def test_a_task_can_be_a_key():
     one, other = Task("CartPole-v1", {"a": 1}, {"text": []}), Task(gym.spec("CartPole-v1"))
     assert len({one: 1, other: 2}) == 2
@@ -1020,6 +1067,7 @@ def open_files():
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("where", ["start", "attach"])
 def test_an_env_that_is_ended_while_it_starts_leaves_nothing(monkeypatch, capfd, where):
     """Its thread starts a process, or makes memory, at the moment when another one ends it."""
@@ -1055,6 +1103,7 @@ def test_an_env_that_is_ended_while_it_starts_leaves_nothing(monkeypatch, capfd,
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.deep
 def test_two_processes_never_have_the_same_number(tmp_path):
     """Not even while one of them is slow to close: it may stand for a port, or for a GPU."""
 
@@ -1073,6 +1122,7 @@ class Percent(Walk):
         raise ValueError("0%")
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*50%")
 def test_what_envs_raise_is_no_format():
     result = evaluate({"50%": Percent, "good": Walk}, act, 2, seeds=1, retries=1)

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from envs import Counter
 from processes import gone
+from tables import deep
 
 from shmvec import FaultPolicy, ShmVectorEnv
 from shmvec.__main__ import main
@@ -50,7 +51,7 @@ def stepped(num_workers=2, steps=5, make=LONG, **options):
         yield envs
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, *deep(0)])
 def test_it_says_what_stats_say(num_workers, capsys):
     with stepped(num_workers) as envs:
         before = envs.stats().parent.requests
@@ -74,6 +75,7 @@ def test_it_says_what_stats_say(num_workers, capsys):
     assert envs_of == ([(0, 2), (2, 2)] if num_workers else [(0, 4)])
 
 
+@pytest.mark.deep
 def test_what_lies_between_two_looks(capsys):
     with stepped(num_workers=0):
         (row,) = seen(capsys, HERE, "--interval", 0.05)
@@ -81,6 +83,7 @@ def test_what_lies_between_two_looks(capsys):
     assert row["recent"]["verdict"]["kind"] == "idle" != row["verdict"]["kind"]
 
 
+@pytest.mark.deep
 def test_faults_and_what_was_done_before_a_restart(capsys):
     policy = FaultPolicy(on_crash="restart", max_restarts=2, backoff_s=0)
     with stepped(faults=policy) as envs:
@@ -96,6 +99,7 @@ def test_faults_and_what_was_done_before_a_restart(capsys):
     assert before not in [each["pid"] for each in shown["processes"]]
 
 
+@pytest.mark.deep
 def test_several_vector_envs_and_those_that_are_closed(capsys):
     with stepped(num_workers=0):
         pass  # a process's first vector env is shown without its number
@@ -124,6 +128,7 @@ def test_several_vector_envs_and_those_that_are_closed(capsys):
         assert f"process {HERE} has no vector env" in capsys.readouterr().err
 
 
+@pytest.mark.deep
 def test_workers_and_forks_of_a_process_are_not_further_ones(capsys):
     with stepped(copy=False) as envs:
         held = envs.step([0] * 4)[0]  # so the fork has the memory, too
@@ -157,6 +162,7 @@ class Held(Counter):
         return super().step(action)
 
 
+@pytest.mark.deep
 def test_what_a_worker_is_doing(tmp_path, capsys):
     with stepped(make=partial(Held, 50)) as envs:
         envs.set_attr("gate", str(tmp_path / "gate"))
@@ -174,6 +180,7 @@ def test_what_a_worker_is_doing(tmp_path, capsys):
         envs.step_wait()
 
 
+@pytest.mark.deep
 def test_there_is_no_such_process(capsys):
     process = subprocess.Popen(["true"])
     process.wait()
@@ -181,6 +188,7 @@ def test_there_is_no_such_process(capsys):
     assert "there is no process" in capsys.readouterr().err
 
 
+@pytest.mark.deep
 def test_a_worker_that_has_died(monkeypatch):
     """A dead worker has no memory, and is in no step; nor has a process that got its id later."""
     with stepped() as envs:
@@ -277,9 +285,11 @@ def another(before="", options="", prefix=()):
     ("before", "options"),
     [
         ("", ", context='fork'"),
-        ("", ", context='spawn'"),
-        ("", ", context='forkserver'"),
-        (NO_MEMFD, ", context='fork'"),
+        *deep(
+            ("", ", context='spawn'"),
+            ("", ", context='forkserver'"),
+            (NO_MEMFD, ", context='fork'"),
+        ),
     ],
     ids=["fork", "spawn", "forkserver", "no memfd"],
 )
@@ -304,6 +314,7 @@ def is_possible(*command):
     return shutil.which(command[0]) and not subprocess.run(command, capture_output=True).returncode
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(
     not is_possible("unshare", "--time", "--monotonic", "9999", "--fork", "true"),
     reason="no time namespace can be made",
@@ -319,6 +330,7 @@ def is_segment(descriptor):
     return "shmvec" in os.readlink(descriptor)
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(
     not is_possible("unshare", "--pid", "--fork", "true"), reason="no namespace can be made"
 )
@@ -396,6 +408,7 @@ def terminal(*arguments, columns=150, rows=50, **environ):
         os.close(ours)
 
 
+@pytest.mark.deep
 def test_a_terminal_is_redrawn_until_ctrl_c():
     with another() as (process, (pid, *_)):
         process.stdin.write("step\n")
@@ -415,6 +428,7 @@ def first_picture(until):
     return [row.rstrip() for row in drawn.split("\r\n")]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [2, 4])
 def test_a_small_terminal(num_workers):
     """What matters is there: the verdict whole, and what workers do."""
@@ -432,6 +446,7 @@ def test_a_small_terminal(num_workers):
     assert re.fullmatch(r"\.\.\. and \d+ more", rows[-1])
 
 
+@pytest.mark.deep
 def test_several_in_a_small_terminal():
     with stepped(num_workers=2), stepped(num_workers=2), stepped(num_workers=0):
         with terminal(HERE, "--interval", 0.05, columns=60, rows=24) as (_, until):
@@ -440,6 +455,7 @@ def test_several_in_a_small_terminal():
     assert len(re.findall("(env-bound|policy-bound|too many|straggler|oversub)[^.]*: ", text)) == 3
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_terminal_is_left_as_it_was(number):
     with stepped(num_workers=0), terminal(HERE, "--interval", 0.05) as (top, until):
@@ -449,6 +465,7 @@ def test_a_terminal_is_left_as_it_was(number):
         assert top.wait(60) == 128 + number and text.count("\x1b[?25h") == 1
 
 
+@pytest.mark.deep
 def test_a_terminal_while_it_is_stopped():
     with stepped(num_workers=0), terminal(HERE, "--interval", 0.05) as (top, until):
         until(r"\x1b\[H", times=2)
@@ -463,12 +480,14 @@ def test_a_terminal_while_it_is_stopped():
         assert top.wait(60) == 0
 
 
+@pytest.mark.deep
 def test_a_terminal_where_nothing_is_to_be_seen():
     with terminal(HERE) as (top, until):
         assert top.wait(60) == 1 and "has no vector env in use" in top.stderr.read().decode()
         assert "\x1b" not in until("")
 
 
+@pytest.mark.deep
 def test_a_terminal_when_what_it_shows_ends():
     with another() as (process, (pid, *_)), terminal(pid, "--interval", 0.05) as (top, until):
         until(r"\x1b\[H", times=2)
@@ -478,6 +497,7 @@ def test_a_terminal_when_what_it_shows_ends():
         assert top.wait(60) == 0 and "It has ended, or was closed." in text
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("environ", [{"TERM": "dumb"}, {"JPY_PARENT_PID": "1"}])
 def test_where_nothing_can_be_redrawn_it_is_printed_once(environ):
     with stepped(num_workers=0), terminal(HERE, **environ) as (top, until):
@@ -516,6 +536,7 @@ def parsed(text):
     return types, samples
 
 
+@pytest.mark.deep
 def test_prometheus_where_there_is_nothing_to_tell(capsys):
     """Else the text of a run that has ended would be kept for ever."""
     assert main(["top", HERE, "--prometheus"]) == 0
@@ -524,6 +545,7 @@ def test_prometheus_where_there_is_nothing_to_tell(capsys):
     assert types and not samples and errors == ""
 
 
+@pytest.mark.deep
 def test_prometheus_beside_what_cannot_be_read(capsys):
     damaged = os.memfd_create("shmvec-segment")
     try:
@@ -537,6 +559,7 @@ def test_prometheus_beside_what_cannot_be_read(capsys):
     assert len(samples["shmvec_envs"]) == 1 and "cannot be read: it is damaged" in errors
 
 
+@pytest.mark.deep
 def test_without_stderr_nothing_is_said_instead_on_stdout(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     assert main(["top", HERE]) == 1
@@ -569,6 +592,7 @@ def test_prometheus(capsys):
     assert len(samples["shmvec_verdict"]) == 2 and types["shmvec_step_seconds"] == "histogram"
 
 
+@pytest.mark.deep
 def test_the_id_of_a_wrapper_finds_the_program_below_it(capsys):
     body = """
 from envs import Counter

@@ -1,6 +1,7 @@
 """``trace()``: what was done is in the timeline, once, in order, on one axis."""
 
 import io
+import itertools
 import multiprocessing
 import os
 import resource
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
-from tables import crossed
+from tables import crossed, first
 from timelines import Timeline, ns
 
 import shmvec
@@ -52,7 +53,7 @@ def in_stats(stats):
     return +counts
 
 
-@pytest.mark.parametrize("mode, num_workers", crossed(list(AutoresetMode), [0, 1, 2]))
+@pytest.mark.parametrize("mode, num_workers", first(itertools.product(AutoresetMode, [2, 0, 1])))
 def test_what_was_done_is_in_it(num_workers, mode, tmp_path):
     with closing(vector_env(num_workers=num_workers, autoreset_mode=mode)) as envs:
         envs.reset()
@@ -79,6 +80,7 @@ def test_what_was_done_is_in_it(num_workers, mode, tmp_path):
         assert len(timeline.names) == max(1, num_workers) + 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("wait_policy", ["adaptive", "spin", "park"])
 def test_waits_are_those_that_are_counted(wait_policy, tmp_path):
     with closing(vector_env(wait_policy=wait_policy)) as envs:
@@ -149,6 +151,7 @@ def test_the_oldest_entries_are_overwritten(tmp_path):
         assert abs(counts[f"step env {2 * index}"] - counts[f"step env {2 * index + 1}"]) <= 1
 
 
+@pytest.mark.deep
 def test_partial_batches_while_envs_are_out(tmp_path):
     with closing(vector_env(batch_size=2)) as envs:
         envs.async_reset(seed=0)
@@ -162,6 +165,7 @@ def test_partial_batches_while_envs_are_out(tmp_path):
         assert sum(Timeline(tmp_path / "run.json").counts().values()) == 60
 
 
+@pytest.mark.deep
 def test_begun_between_two_halves_of_a_step(tmp_path):
     with closing(vector_env(shared_memory=False)) as envs:
         envs.reset()
@@ -172,6 +176,7 @@ def test_begun_between_two_halves_of_a_step(tmp_path):
         assert sum(Timeline(tmp_path / "run.json").counts().values()) == 4
 
 
+@pytest.mark.deep
 def test_workers_give_the_memory_back(tmp_path):
     def mapped(envs):
         return Path(f"/proc/{envs.processes[0].pid}/maps").read_text().count("memfd:shmvec")
@@ -190,6 +195,7 @@ def test_workers_give_the_memory_back(tmp_path):
         assert mapped(envs) == usual
 
 
+@pytest.mark.deep
 def test_rollouts_and_restarts_share_what_is_handed_over(tmp_path):
     with closing(vector_env(faults=FaultPolicy(on_crash="restart"), make=Frail)) as envs:
         envs.reset(seed=0)
@@ -233,6 +239,7 @@ def test_a_worker_that_dies_leaves_what_it_has_recorded(tmp_path):
     assert attached.count(old) == attached.count(new) == 1
 
 
+@pytest.mark.deep
 def test_each_process_has_its_own_entries(tmp_path):
     """Also where the entry that names their worker was overwritten."""
     policy = FaultPolicy(on_crash="restart", max_restarts=3, backoff_s=0)
@@ -278,6 +285,7 @@ def shown(*entries, busy=None, idle=False):
     return [(span["name"], *(BEGAN + at for at in ns(span))) for span in spans]
 
 
+@pytest.mark.deep
 def test_what_has_just_ended_is_not_unfinished():
     """A read while an env's step ends may see both."""
     step = ("step", 0, 1_500_000, 1_600_000)
@@ -289,6 +297,7 @@ def test_what_has_just_ended_is_not_unfinished():
     assert shown(step, busy=(0, "reset", 1_500_000))[1:] == [("reset env 0", 1_600_000, ENDED)]
 
 
+@pytest.mark.deep
 def test_the_last_wait(tmp_path):
     """It has not ended when the trace does, so it is not recorded."""
     step = ("step", 0, 1_500_000, 1_600_000)
@@ -303,6 +312,7 @@ def test_the_last_wait(tmp_path):
         assert len(ends) == 1 and ends.pop() >= ns(timeline.parent[-1])[1]
 
 
+@pytest.mark.deep
 def test_the_last_wait_of_who_has_answered_and_was_not_heard(tmp_path):
     """As where another one hangs."""
     with closing(vector_env()) as envs:
@@ -315,6 +325,7 @@ def test_the_last_wait_of_who_has_answered_and_was_not_heard(tmp_path):
             assert spans[-1]["name"] == "wait" and spans[-1]["args"] == {"unfinished": True}
 
 
+@pytest.mark.deep
 def test_clocks_that_differ_lose_and_move_nothing():
     step = ("step", 0, 1_999_000, 2_000_500)
     assert shown(step) == [("step env 0", 1_999_000, ENDED)]
@@ -330,6 +341,7 @@ def test_clocks_that_differ_lose_and_move_nothing():
     ]
 
 
+@pytest.mark.deep
 def test_errors_are_moments(tmp_path):
     with closing(vector_env(faults=FaultPolicy(on_error="reset"), make=Frail)) as envs:
         envs.reset(seed=0)
@@ -343,6 +355,7 @@ def test_errors_are_moments(tmp_path):
         assert len(fault["args"]["message"]) == 500
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_it_is_written_if_the_block_raises(num_workers, tmp_path):
     with closing(vector_env(make=Frail, num_workers=num_workers)) as envs:
@@ -395,6 +408,7 @@ def wrong_call(envs):
         envs.call("nothing")
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")
 @pytest.mark.parametrize(
     "call, num_workers", crossed([refused, refused_in_part, timed_out, raised, wrong_call], [0, 2])
@@ -407,6 +421,7 @@ def test_after_a_call_that_fails_the_caller_is_at_work(num_workers, call, tmp_pa
         assert Timeline(tmp_path / "run.json").parent[-1]["cat"] == "caller"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_close_within_it(num_workers, tmp_path):
     envs = vector_env(num_workers=num_workers)
@@ -419,6 +434,7 @@ def test_close_within_it(num_workers, tmp_path):
         envs.trace(tmp_path / "run.json")
 
 
+@pytest.mark.deep
 def test_one_at_a_time(tmp_path):
     with closing(vector_env()) as envs, closing(vector_env()) as others:
         with envs.trace(tmp_path / "run.json") as trace:
@@ -440,6 +456,7 @@ def test_one_at_a_time(tmp_path):
         assert sum(Timeline(tmp_path / "second.json").counts().values()) == 4
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_begun_and_ended_without_a_step(num_workers, tmp_path):
     with closing(vector_env(num_workers=num_workers)) as envs:
@@ -452,6 +469,7 @@ def test_begun_and_ended_without_a_step(num_workers, tmp_path):
         envs.reset()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_more_than_a_worker_comes_to(num_workers, tmp_path):
     """Their requests take no room of others."""
@@ -505,6 +523,7 @@ def test_what_cannot_be_begun(tmp_path, monkeypatch):
         assert sum(Timeline(tmp_path / "run.json").counts().values()) == 4
 
 
+@pytest.mark.deep
 def test_what_is_no_file(tmp_path):
     reader, writer = os.pipe()
     try:
@@ -522,6 +541,7 @@ def test_what_is_no_file(tmp_path):
             envs.reset()
 
 
+@pytest.mark.deep
 def test_what_fails_leaves_no_file(tmp_path):
     """Where there was none; what there was is left as it was."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -542,6 +562,7 @@ def test_what_fails_leaves_no_file(tmp_path):
     assert (tmp_path / "old.json").read_text() == "old"
 
 
+@pytest.mark.deep
 def test_a_fork_writes_nothing(tmp_path):
     with closing(vector_env()) as envs:
         envs.reset()
@@ -560,6 +581,7 @@ def test_a_fork_writes_nothing(tmp_path):
         assert sum(Timeline(tmp_path / "run.json").counts().values()) == 8
 
 
+@pytest.mark.deep
 def test_a_pipeline(tmp_path):
     with closing(shmvec.make_vec("CartPole-v1", 4, vector_kwargs={"num_workers": 2})) as envs:
         envs.reset(seed=0)
@@ -611,6 +633,7 @@ def begin_step(envs):
         pass
 
 
+@pytest.mark.deep
 def test_a_step_that_has_not_ended_is_in_it(tmp_path):
     with one_slow() as (envs, end_step):
         with envs.trace(tmp_path / "run.json"):
@@ -621,6 +644,7 @@ def test_a_step_that_has_not_ended_is_in_it(tmp_path):
     assert step["args"] == {"unfinished": True}
 
 
+@pytest.mark.deep
 def test_a_call_that_has_not_ended_is_in_it(tmp_path):
     with one_slow() as (envs, end_step):
         with envs.trace(tmp_path / "run.json"):
@@ -633,6 +657,7 @@ def test_a_call_that_has_not_ended_is_in_it(tmp_path):
     assert call["name"] == "call env 0" and call["args"] == {"unfinished": True}
 
 
+@pytest.mark.deep
 def test_a_step_that_began_before_it(tmp_path):
     """Perfetto drops what is before 0."""
     with one_slow() as (envs, end_step):

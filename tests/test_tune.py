@@ -5,6 +5,7 @@ import re
 from contextlib import closing
 
 import pytest
+import tables
 
 import shmvec.__main__
 from shmvec._commands import tune
@@ -81,6 +82,7 @@ def test_a_registered_env(tmp_path, capsys, sure):
         assert envs.step(envs.action_space.sample())[1][0] == 0  # Sutton's and Barto's reward
 
 
+@pytest.mark.deep
 def test_an_env_that_sleeps_is_tried_with_overlap(tmp_path, capsys, monkeypatch, sure):
     slow = ENV.replace("self.count += 1", "self.count += 1; time.sleep(0.005)")
     (tmp_path / "sleeping_env.py").write_text(f"import time\n{slow}")
@@ -95,12 +97,14 @@ def test_an_env_that_sleeps_is_tried_with_overlap(tmp_path, capsys, monkeypatch,
     assert "overlap='auto'" in capsys.readouterr().out
 
 
+@pytest.mark.deep
 def test_an_env_of_coroutines_is_refused(tmp_path):
     (tmp_path / "env.py").write_text(ENV.replace("def step", "async def step"))
     with pytest.raises(TypeError, match="step or reset of Counter is a coroutine function"):
         shmvec.__main__.main(["tune", f"{tmp_path}/env.py:Counter", "--seconds", "0.05"])
 
 
+@pytest.mark.deep
 def test_an_env_in_a_file(tmp_path, capsys, monkeypatch, sure):
     (tmp_path / "counter_env.py").write_text(ENV)
     monkeypatch.syspath_prepend(tmp_path)  # the code to paste imports it
@@ -115,6 +119,7 @@ def test_an_env_in_a_file(tmp_path, capsys, monkeypatch, sure):
         assert envs.get_attr("length") == (7, 7)
 
 
+@pytest.mark.deep
 def test_a_module(tmp_path, monkeypatch):
     (tmp_path / "counter_module.py").write_text(ENV)
     monkeypatch.syspath_prepend(tmp_path)
@@ -124,6 +129,7 @@ def test_a_module(tmp_path, monkeypatch):
     assert make().spec.id == "CartPole-v1" and "gym.make('counter_module:CartPole-v1')" in code
 
 
+@pytest.mark.deep
 def test_a_function_that_is_called_as_the_code_calls_its_own(tmp_path, monkeypatch):
     (tmp_path / "module_of_make_env.py").write_text(f"{ENV}\nmake_env = Counter\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -133,6 +139,7 @@ def test_a_function_that_is_called_as_the_code_calls_its_own(tmp_path, monkeypat
     assert known["make_env"]().length == 3
 
 
+@pytest.mark.deep
 def test_simpler_settings_are_preferred():
     def row(rate, **setting):
         return {**vars(Setting(4, **setting)), "steps_per_s": rate}
@@ -148,6 +155,7 @@ def test_simpler_settings_are_preferred():
     }
 
 
+@pytest.mark.deep
 def test_an_env_that_lacks_a_core_does_not_sleep():
     assert tune.asleep_share(10.0, 9.0, 0.5) == pytest.approx(0.05)
     assert tune.asleep_share(10.0, 3.0, 6.9) == pytest.approx(0.01)  # on a busy machine
@@ -166,6 +174,7 @@ def row(*rounds, spread=0.1, share=0.8, **setting):
     }
 
 
+@pytest.mark.deep
 def test_no_setting_is_best_where_rounds_differ_more_than_settings():
     defaults, one = row(100, 110, 90, 100), row(120, 130, 105, 95, num_workers=1)
     assert tune.is_best(one, [defaults])  # in all rounds but one
@@ -175,6 +184,7 @@ def test_no_setting_is_best_where_rounds_differ_more_than_settings():
     assert not tune.is_best(row(100, 110, 90, 100, spread=20.39), [])
 
 
+@pytest.mark.deep
 def test_what_is_said_of_the_best_setting():
     env = dict.fromkeys(
         "step_us step_deviation_us step_p99_us reset_us steps_per_episode observation_bytes "
@@ -193,31 +203,29 @@ def test_what_is_said_of_the_best_setting():
     assert "or other programs use the cores" in many
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_arguments(capsys, tmp_path):
+    file = tmp_path / "env_file.py"
+    file.write_text(ENV)
+    for arguments, message in [
         (["NoSuchEnv-v0"], "NoSuchEnv"),
         (["no_such_module:make"], "cannot import"),
         (["no_such_file.py:make"], "no file"),
-        (["{file}:nothing"], "no function"),
-        (["{file}:not_a_function"], "no function"),
-        (["CartPole-v1", "--kwargs", "{{"], "not JSON"),
+        ([f"{file}:nothing"], "no function"),
+        ([f"{file}:not_a_function"], "no function"),
+        (["CartPole-v1", "--kwargs", "{"], "not JSON"),
         (["CartPole-v1", "--kwargs", "[1]"], "must be a JSON object"),
         (["CartPole-v1", "--num-envs", "0"], "must be positive"),
         (["CartPole-v1", "--plot", "/no/such/folder/file.png"], "no folder"),
         ([], "required"),
-    ],
-)
-def test_bad_arguments(arguments, message, capsys, tmp_path):
-    file = tmp_path / "env_file.py"
-    file.write_text(ENV)
-    arguments = [argument.format(file=file) for argument in arguments]
-    with pytest.raises(SystemExit) as caught:
-        shmvec.__main__.main(["tune", *arguments])
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    ]:
+        with tables.row(*arguments):
+            with pytest.raises(SystemExit) as caught:
+                shmvec.__main__.main(["tune", *arguments])
+            assert caught.value.code == 2
+            assert message in capsys.readouterr().err
 
 
+@pytest.mark.deep
 def test_plotting_needs_matplotlib(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SystemExit):

@@ -51,7 +51,7 @@ def test_a_system_that_is_not_installed_is_asked_for():
     assert "pip install baselines" in ran.stderr and "Traceback" not in ran.stderr
 
 
-def test_a_kind_of_env_becomes_a_row_of_the_page(tmp_path):
+def test_a_kind_of_env_becomes_first_the_page(tmp_path):
     pytest.importorskip("mujoco")
     page = tmp_path / "page.md"
     page.write_text("| ALE |\n| MuJoCo | old |\n")

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
+from tables import first
 
 from shmvec import FaultPolicy, ShmVectorEnv
 from shmvec.stats import Doing, EnvStats, FaultCounts, Stats, Timing, Waits, WorkerStats
@@ -310,27 +311,30 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_known_case(case):
-    stats, kind, option = CASES[case]
-    verdict = stats.verdict
-    assert (verdict.kind, verdict.option) == (kind, option), verdict
-    assert str(verdict).startswith(f"{kind}: ") and verdict.reason in str(verdict)
-    assert option in verdict.advice
-    assert str(stats).endswith(str(verdict))
+def test_known_cases():
+    for case, (stats, kind, option) in CASES.items():
+        verdict = stats.verdict
+        assert (verdict.kind, verdict.option) == (kind, option), (case, verdict)
+        assert str(verdict).startswith(f"{kind}: ") and verdict.reason in str(verdict), case
+        assert option in verdict.advice, case
+        assert str(stats).endswith(str(verdict)), case
 
 
-@pytest.mark.parametrize(
-    ("steps", "waited", "kind"),
-    [(200, 4.0, "restart-bound"), (0, 4.0, "restart-bound"), (200, 1.0, "straggler")],
-)
-def test_restarts_that_take_much_of_the_time(steps, waited, kind):
-    envs = [env((steps, MS))] * 2 + [env((steps, 9 * MS))] * 2
-    stats = replace(made(envs, workers=2, waited=6.0), faults=FaultCounts(3, 0, 0, 3, 0, waited))
-    assert stats.verdict.kind == kind, stats
-    assert f"faults: 3 crashes, 3 restarts, {waited:.3g} s of restarts\n" in str(stats)
+@pytest.mark.deep
+def test_restarts_that_take_much_of_the_time():
+    for steps, waited, kind in [
+        (200, 4.0, "restart-bound"),
+        (0, 4.0, "restart-bound"),
+        (200, 1.0, "straggler"),
+    ]:
+        envs = [env((steps, MS))] * 2 + [env((steps, 9 * MS))] * 2
+        faults = FaultCounts(3, 0, 0, 3, 0, waited)
+        stats = replace(made(envs, workers=2, waited=6.0), faults=faults)
+        assert stats.verdict.kind == kind, stats
+        assert f"faults: 3 crashes, 3 restarts, {waited:.3g} s of restarts\n" in str(stats)
 
 
+@pytest.mark.deep
 def test_restarts_of_the_first_moment_say_nothing():
     stats = made([env((1, MS))] * 2, workers=2, waited=0.5, elapsed=0.5)
     stats = replace(stats, faults=FaultCounts(1, 0, 0, 1, 0, 0.4))
@@ -341,6 +345,7 @@ def one_worker(*steps, resets=()):
     return made([env(*steps, resets=resets)], workers=1, waited=0.0, cores=4)
 
 
+@pytest.mark.deep
 def test_what_is_longer_than_the_time_in_envs_is_no_percentage():
     verdict = made([env((10, MS))] * 4, workers=2, waited=9.0, starved_s=0.5).verdict
     assert verdict.kind == "oversubscribed"
@@ -361,6 +366,7 @@ def test_who_hangs_is_named():
     assert inline.option == "num_workers=1" and "reset_timeout=" in inline.advice
 
 
+@pytest.mark.deep
 def test_who_hangs_while_others_go_on():
     others, _, _ = CASES["slow envs are not waited for"]
     idle = (None,) * 7
@@ -375,6 +381,7 @@ def test_who_hangs_while_others_go_on():
     assert call.kind == "env-bound"  # who knows how long they take
 
 
+@pytest.mark.deep
 def test_who_hangs_in_its_first_step():
     reset = one_worker(resets=[(1, MS)])
     verdict = replace(reset, doing=(Doing(0, "step", 11.0),)).verdict
@@ -384,6 +391,7 @@ def test_who_hangs_in_its_first_step():
     assert inline.option == "num_workers=1" and "step_timeout=" in inline.advice
 
 
+@pytest.mark.deep
 def test_more_cores_are_advised_where_they_help():
     """Not to workers that sleep, nor where each env has one already."""
     computing = [env((1000, 4.5 * MS))] * 4
@@ -396,6 +404,7 @@ def test_more_cores_are_advised_where_they_help():
         assert stats.verdict.advice == "Make env.step faster, or step more envs at a time"
 
 
+@pytest.mark.deep
 def test_the_share_of_the_limit():
     assert CASES["nothing was done"][0].share_of_limit == 0
     assert CASES["all cores used"][0].share_of_limit == pytest.approx(0.9)
@@ -403,12 +412,14 @@ def test_the_share_of_the_limit():
     assert "(400 a second, 40% of the limit)" in str(CASES["an idle core"][0])
 
 
+@pytest.mark.deep
 def test_envs_that_sleep_are_not_shown_a_share_of_the_limit():
     asleep = made([env((1000, 9 * MS))] * 8, workers=8, waited=9.5, cpu_s=0.1)
     assert asleep.share_of_limit > 3
     assert "(800 a second), " in str(asleep) and "of the limit" not in str(asleep)
 
 
+@pytest.mark.deep
 def test_envs_that_wait_at_once_are_not_told_to():
     asleep = made([env((1000, 9 * MS))] * 8, workers=2, waited=9.5, cpu_s=0.1)
     assert asleep.verdict.option == 'overlap="auto"'
@@ -416,6 +427,7 @@ def test_envs_that_wait_at_once_are_not_told_to():
     assert "of the limit" not in str(replace(asleep, overlaps=True))
 
 
+@pytest.mark.deep
 def test_no_verdict_on_a_few_steps():
     few = [env((4, MS), resets=[(1, MS)])] * 2
     early = made(few, workers=2, waited=0.01, elapsed=0.02, batches=4).verdict
@@ -424,6 +436,7 @@ def test_no_verdict_on_a_few_steps():
     assert made(few, workers=2, waited=9.9, batches=4).verdict.kind != "too early"
 
 
+@pytest.mark.deep
 def test_the_slowest_envs_are_in_the_table():
     table = str(CASES["each batch another slow step"][0])
     assert "any env's step" in table and table.count("env 1's step") == 1
@@ -431,32 +444,32 @@ def test_the_slowest_envs_are_in_the_table():
     assert "env 0's step" not in str(CASES["a large network, no workers"][0])
 
 
+@pytest.mark.deep
 def test_a_caller_that_waits_for_long():
     stats = CASES["all cores used"][0]
     assert "now for" not in str(replace(stats, waiting_s=0.05))
     assert "now for 12 s" in str(replace(stats, waiting_s=12.0))
 
 
-@pytest.mark.parametrize(
-    ("case", "severity"),
-    {
+def test_how_bad_it_is():
+    for case, severity in {
         "nothing was done": "none",
         "all cores used": "good",
         "an idle core": "change",
         "envs that sleep": "change",
         "another program on the cores": "problem",
-    }.items(),
-)
-def test_how_bad_it_is(case, severity):
-    assert CASES[case][0].verdict.severity == severity
+    }.items():
+        assert CASES[case][0].verdict.severity == severity, case
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"caller_steps": True}])
-def test_an_env_that_hangs_is_a_problem(options):
-    alone = replace(one_worker(), doing=(Doing(0, "step", 41.0),), **options)
-    assert alone.verdict.kind == "env-bound" and alone.verdict.severity == "problem"
+@pytest.mark.deep
+def test_an_env_that_hangs_is_a_problem():
+    for options in ({}, {"num_workers": 0}, {"caller_steps": True}):
+        alone = replace(one_worker(), doing=(Doing(0, "step", 41.0),), **options).verdict
+        assert alone.kind == "env-bound" and alone.severity == "problem", options
 
 
+@pytest.mark.deep
 def test_a_straggler_is_named():
     stats, _, _ = CASES["one slow env"]
     assert "worker 3" in stats.verdict.reason and "env 3" in stats.verdict.reason
@@ -522,17 +535,20 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("kind", REAL)
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", first(REAL))
 def test_a_real_run(kind):
     stats = judged(**REAL[kind])
     assert stats.verdict.kind == kind, stats
 
 
+@pytest.mark.deep
 def test_the_table_of_envs_in_the_calling_process():
     text = str(judged([lambda: Slow(0.001)] * 2, 10, num_workers=0))
     assert "20 steps" in text and "0 workers, 2 envs" in text and "env-bound" in text
 
 
+@pytest.mark.deep
 def test_an_option_that_is_set_is_not_advised():
     for case, (stats, _, option) in CASES.items():
         name = option.split("=")[0]
@@ -541,6 +557,7 @@ def test_an_option_that_is_set_is_not_advised():
             assert name not in verdict.advice and not verdict.option.startswith(name), case
 
 
+@pytest.mark.deep
 def test_a_time_limit_that_is_set_is_not_advised():
     hangs = replace(CASES["nothing was done"][0], doing=(None, Doing(3, "reset", 40.0)))
     assert hangs.verdict.option == "reset_timeout="
@@ -550,6 +567,7 @@ def test_a_time_limit_that_is_set_is_not_advised():
     assert replace(hangs, options=("step_timeout",)).verdict.option == "reset_timeout="
 
 
+@pytest.mark.deep
 def test_the_options_that_are_set_are_known():
     given = dict(num_workers=2, step_timeout=9, batch_size=1, threads_per_worker=1)
     for options, known in (
@@ -560,6 +578,7 @@ def test_the_options_that_are_set_are_known():
             assert set(envs.stats().options) == known
 
 
+@pytest.mark.deep
 def test_a_verdict_that_is_not_sure_says_what_would_tell():
     replaced = CASES["envs that compute, in a worker that has been replaced"][0].verdict
     assert "stats() - before of a time without restarts" in replaced.advice
@@ -568,6 +587,7 @@ def test_a_verdict_that_is_not_sure_says_what_would_tell():
     assert few.kind == "too early" and "at least 5 steps" in few.advice
 
 
+@pytest.mark.deep
 def test_a_slow_env_is_named_whatever_the_verdict():
     hidden = CASES["one slow env, and other programs on the cores"][0]
     several = replace(hidden, options=("batch_size",)).verdict
@@ -580,6 +600,7 @@ def test_a_slow_env_is_named_whatever_the_verdict():
     assert "of the median env" not in even.reason
 
 
+@pytest.mark.deep
 def test_no_advice_is_what_caller_steps_refuses():
     for name, case in CASES.items():
         stats = replace(case[0], caller_steps=True)

@@ -1,5 +1,6 @@
 """``worker=``: worker functions written for AsyncVectorEnv."""
 
+import itertools
 import os
 from contextlib import closing
 
@@ -8,19 +9,19 @@ import pytest
 from envs import Counter, Failing, Scripted, TwoArguments
 from equality import same, sync_env
 from gymnasium.vector.async_vector_env import _async_worker
+from tables import deep, first
 
 from shmvec import ShmVectorEnv, _options
 from shmvec.exchange import AutoresetMode
 
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+WORKERS = pytest.mark.parametrize("num_workers", [2, *deep(0)])
 
 
 def plain(*args):
     _async_worker(*args)
 
 
-@WORKERS
-@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("mode, num_workers", first(itertools.product(AutoresetMode, [2, 0])))
 def test_gymnasiums_own_worker_gives_the_results_of_sync(num_workers, mode):
     make = [lambda: Scripted(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), [9])] * 3
     if mode is not AutoresetMode.DISABLED:
@@ -61,6 +62,7 @@ def resets_twice(index, env_fn, pipe, parent_pipe, *others):
             raise NotImplementedError(f"no {command} for env {index}")
 
 
+@pytest.mark.deep
 @WORKERS
 def test_a_worker_with_rules_of_its_own(num_workers):
     envs = ShmVectorEnv([lambda: Counter(2)] * 3, worker=resets_twice, num_workers=num_workers)
@@ -75,6 +77,7 @@ def test_a_worker_with_rules_of_its_own(num_workers):
             envs.set_attr("offset", 1)
 
 
+@pytest.mark.deep
 @WORKERS
 def test_set_attr_and_masked_resets(num_workers):
     import numpy as np
@@ -88,6 +91,7 @@ def test_set_attr_and_masked_resets(num_workers):
         assert observations[:, 0].tolist() == [1, 0]
 
 
+@pytest.mark.deep
 @WORKERS
 def test_errors_keep_their_type(num_workers):
     make = [Counter, lambda: Failing("step", TwoArguments(3, "reasons"))]
@@ -112,6 +116,7 @@ def test_a_worker_with_other_arguments_is_refused(monkeypatch):
     assert _options.checked_worker(too_few) is too_few
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 def test_a_worker_that_is_given_no_mode_resets_at_the_next_step(mode, monkeypatch):
     monkeypatch.setattr(_options, "NUM_WORKER_ARGUMENTS", 6)  # Gymnasium 1.0's
