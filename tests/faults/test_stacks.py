@@ -200,6 +200,17 @@ def test_the_main_thread_is_asked_whichever_gets_the_signal(gate):
 
 
 @pytest.mark.deep
+def test_a_stack_that_is_being_written_for_another_reader_is_read_whole(gate):
+    with vector_env(gate) as envs:
+        pid = hanging(envs, "in in_python")
+        memory = Path(f"/proc/{pid}/fd/{offer_of(pid).descriptor}")
+        with memory.open("ab") as file:
+            file.write(b"Stack\n  its first half\n")
+        assert "its first half" in stack_of(pid)
+        assert "its first half" not in stack_of(pid)
+
+
+@pytest.mark.deep
 def test_one_that_has_ended(gate):
     with vector_env(gate) as envs:
         pid = hanging(envs, "in in_python")

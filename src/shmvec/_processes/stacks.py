@@ -253,7 +253,8 @@ def _answer(process: int, offer: Offer, memory: int, deadline: float) -> bytes:
             raise _NoStackError("its main thread blocks the signal")
         sleep(_PAUSE_S)
         status = _status(offer.pid)
-    begin = os.fstat(memory).st_size
+    # After the last zero byte: another reader's stack may be being written, and does as well.
+    begin = os.pread(memory, _MOST_BYTES, 0).rfind(b"\0") + 1
     if not (_mask(status, "ShdPnd") | _mask(status, "SigPnd")) & bit:  # else a request is pending
         signal.pidfd_send_signal(process, offer.number)
     while True:
