@@ -1,14 +1,16 @@
 """The tune command: it finds envs, its table is consistent, and the code it prints works."""
 
 import json
+import multiprocessing
 import re
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 import tables
 
 import shmvec.__main__
-from shmvec._commands import tune
+from shmvec._commands import measuring, tune
 from shmvec._commands.measuring import SIMPLER, simplest
 from shmvec._commands.tune import Setting, report
 from shmvec._cores import usable_cores
@@ -52,6 +54,7 @@ def sure(monkeypatch):
     monkeypatch.setattr(tune, "is_best", lambda best, simpler: True)
 
 
+@pytest.mark.deep
 def test_a_registered_env(tmp_path, capsys, sure):
     results, picture = tmp_path / "results.json", tmp_path / "picture.png"
     arguments = ["tune", "CartPole-v1", "--num-envs", "3", "1", "--seconds", "0.05"]
@@ -104,13 +107,15 @@ def test_an_env_of_coroutines_is_refused(tmp_path):
         shmvec.__main__.main(["tune", f"{tmp_path}/env.py:Counter", "--seconds", "0.05"])
 
 
-@pytest.mark.deep
 def test_an_env_in_a_file(tmp_path, capsys, monkeypatch, sure):
+    # What steps an env alone for the limit is forked: here it is not what is tested.
+    forking = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(measuring, "multiprocessing", forking)
     (tmp_path / "counter_env.py").write_text(ENV)
     monkeypatch.syspath_prepend(tmp_path)  # the code to paste imports it
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     arguments = [f"{tmp_path}/counter_env.py:Counter", "--kwargs", '{"length": 7}']
-    arguments += ["--num-envs", "2", "--seconds", "0.05"]
+    arguments += ["--num-envs", "2", "--seconds", "0.01"]
     assert shmvec.__main__.main(["tune", *arguments]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"an observation has 24 bytes, an info 1 keys", shown)
