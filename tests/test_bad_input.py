@@ -11,7 +11,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Counter, Failing, Infos, Spaces, TwoArguments, Words
+from envs import Counter, Failing, Spaces, TwoArguments, Words
 from equality import same
 from tables import deep
 
@@ -50,12 +50,6 @@ def test_env_fns(env_fns, error, message):
 def test_num_workers(num_workers, error):
     with pytest.raises(error, match="num_workers must be"):
         ShmVectorEnv([make_counter] * 2, num_workers=num_workers)
-
-
-@pytest.mark.deep
-def test_context():
-    with pytest.raises(ValueError, match="cannot find context"):
-        ShmVectorEnv([make_counter], context="thread")
 
 
 @WORKERS
@@ -423,6 +417,7 @@ def test_wrong_actions_with_a_mask(num_workers, shared_memory):
         assert envs.step([1, 2, 3], mask=mask)[0][0, :2].tolist() == [1, 1]
 
 
+@pytest.mark.deep
 def test_wrong_masks():
     envs = ShmVectorEnv([make_counter] * 2, num_workers=1)
     for mask, error in (
@@ -492,29 +487,6 @@ def test_close_raises(num_workers):
         envs.close()
     assert "close() of env 1" in str(caught.value.__cause__)
     assert envs.closed
-    envs.close()
-
-
-@pytest.mark.deep
-@WORKERS
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        ((0, 0.0, False, {}), "returned 4 values"),
-        ((np.zeros(3), 0.0, False, False, {}), r"has shape \(3,\)"),
-        ((np.zeros(1), "high", False, False, {}), "could not convert string"),
-        ((np.zeros(1), 0.0, False, False, None), "info must be a dict"),
-    ],
-)
-def test_an_env_returns_nonsense(num_workers, result, message):
-    class Nonsense(Infos):
-        def step(self, action):
-            return result
-
-    envs = ShmVectorEnv([lambda: Nonsense([{}])] * 2, num_workers=num_workers)
-    envs.reset()
-    with pytest.raises((ValueError, TypeError), match=message):
-        envs.step([0, 0])
     envs.close()
 
 

@@ -222,15 +222,14 @@ def test_a_batch_that_is_held_while_its_envs_are_stepped_by_mask():
         envs.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "options, error",
     [
         ({"num_buffers": 0}, ValueError),
-        *deep(
-            ({"num_buffers": 1.5}, TypeError),
-            ({"hold_batches": 0}, ValueError),
-            ({"hold_batches": "2"}, TypeError),
-        ),
+        ({"num_buffers": 1.5}, TypeError),
+        ({"hold_batches": 0}, ValueError),
+        ({"hold_batches": "2"}, TypeError),
     ],
 )
 def test_bad_numbers(options, error):

@@ -147,12 +147,6 @@ def test_disabled_leaves_resets_to_the_caller(num_workers, shared_memory):
         envs.step([0, 0])
 
 
-@pytest.mark.parametrize("mode", ["next", *deep(3, None)])
-def test_a_bad_autoreset_mode(mode):
-    with pytest.raises(ValueError, match="is not a valid AutoresetMode"):
-        ShmVectorEnv([Counter], autoreset_mode=mode)
-
-
 def boxes(*highs, size=5):
     return [gym.spaces.Box(0, high, (size,)) for high in highs]
 
@@ -248,13 +242,6 @@ def test_modes_that_do_not_fit_raise_what_gymnasium_raises(num_workers, spaces, 
         return
     assert ours[0] is theirs[0]
     assert ours[1].startswith(theirs[1].split("got ")[0])
-
-
-@pytest.mark.deep
-@WORKERS
-def test_which_env_differs_is_said(num_workers):
-    with pytest.raises(RuntimeError, match=r"observation space of env 2 is Box\(0.0, 7.0"):
-        ShmVectorEnv(scripted(boxes(1, 1, 7, 1)), num_workers=num_workers)
 
 
 @WORKERS
