@@ -155,9 +155,8 @@ class Late(gym.Env):
         self.closed = True
 
 
-@pytest.mark.deep
 @WORKERS
-@pytest.mark.parametrize("says_none", [False, True])
+@pytest.mark.parametrize("says_none", [False, *deep(True)])
 def test_spaces_that_exist_only_after_a_reset(num_workers, says_none):
     make = partial(Late, says_none)
     hint = r"env_fns\[0\].*Late without observation_space, action_space.*HostedEnv.made_by"

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
-from tables import deep
+from tables import deep, first
 
 from shmvec import FaultPolicy, ShmVectorEnv
 from shmvec.exchange import AutoresetMode, Exchange
@@ -77,7 +77,6 @@ def test_nothing_is_copied(envs):
     assert used <= blocks and len(used) == 2  # one is looked at while the next is written
 
 
-@pytest.mark.deep
 def test_it_is_an_array_like_any_other(envs):
     observations = envs.step(NOTHING)[0]
     assert type(observations) is np.ndarray
@@ -146,7 +145,6 @@ def test_who_holds_all_gets_ordinary_arrays(envs):
     assert envs.step(NOTHING)[0].ctypes.data in blocks
 
 
-@pytest.mark.deep
 def test_what_the_user_does_to_it_is_not_seen_in_later_results(envs):
     observations = envs.step(NOTHING)[0]
     observations[:] = 99
@@ -378,9 +376,8 @@ def test_episodes_that_end(mode):
         envs.close()
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("action", [2, 3])
-@pytest.mark.parametrize("policy", ["restart", "reset"])
+@pytest.mark.parametrize("action", first([2, 3]))
+@pytest.mark.parametrize("policy", first(["restart", "reset"]))
 def test_faults_write_to_nothing_that_is_held(action, policy):
     policy = FaultPolicy(on_crash="restart", on_error="restart" if policy == "restart" else "reset")
     envs = ShmVectorEnv([Picture] * N, num_workers=2, faults=policy)

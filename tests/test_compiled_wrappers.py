@@ -685,8 +685,7 @@ def test_vector_envs_are_equal_with_it_and_without(num_workers, mode):
             assert seen(mine.get_attr(name)) == seen(python.get_attr(name))
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, *deep(0)])
 def test_stats_say_what_is_compiled_and_what_stops_it(num_workers, tmp_path):
     marker = tmp_path / "marker"
 

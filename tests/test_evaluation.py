@@ -122,7 +122,6 @@ def test_an_id_that_names_its_module(tmp_path, monkeypatch):
     gym.registry.pop("OfItsModule-v0")
 
 
-@pytest.mark.deep
 def test_seeds_that_were_drawn_play_the_same_again():
     first = evaluate(Walk, act, 6)
     assert len(set(first.seeds.tolist())) == 6

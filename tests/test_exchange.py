@@ -161,7 +161,6 @@ def test_what_is_discarded_is_waited_for_by_the_next_call_if_need_be(tmp_path):
         assert exchange.num_in_flight == 0
 
 
-@pytest.mark.deep
 def test_a_call_that_takes_too_long_is_abandoned(tmp_path):
     gate = tmp_path / "gate"
     with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:

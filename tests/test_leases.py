@@ -64,7 +64,6 @@ def test_batches_of_parts_of_workers_are_copies_or_views_of_their_own():
         envs.close()
 
 
-@pytest.mark.deep
 def test_no_buffer_is_left():
     envs = counting(num_buffers=3)
     try:
@@ -127,7 +126,6 @@ def test_a_tensor_holds_its_buffer():
         envs.close()
 
 
-@pytest.mark.deep
 def test_released_by_hand():
     envs = counting(2, num_workers=1, num_buffers=1)
     try:

@@ -32,7 +32,7 @@ from overlapping import (
     UsesSignals,
     Waiter,
 )
-from tables import deep
+from tables import deep, first
 
 import shmvec
 from shmvec import EnvTimeoutError, FaultPolicy, Pipeline, ShmVectorEnv, WorkerCrashError
@@ -244,9 +244,8 @@ def test_an_exception_names_the_env_and_the_line(kind):
         assert envs.step([0] * 4)[1].tolist() == [0.0] * 4
 
 
-@pytest.mark.deep
-@KINDS
-@pytest.mark.parametrize("cure", ["reset", "restart"])
+@pytest.mark.parametrize("kind", first(["threads", "coroutines"]))
+@pytest.mark.parametrize("cure", first(["reset", "restart"]))
 def test_faults_are_cured(kind, cure):
     faults = FaultPolicy(on_error=cure, on_crash="restart", backoff_s=0, max_restarts=100)
     with closing(made(kind, [Waiter] * 4, faults=faults)) as envs:

@@ -224,13 +224,12 @@ def secrets_told(path):
     """A subclass reaches into its base through `self`: so what it names there is its own, too."""
     tree = parsed(path)
     own = set(own_names(tree))
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     for module, name in imports(path):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and any(
-                ast.unparse(base).split("[")[0] == name for base in node.bases
-            ):
-                if module.split(".")[0] == path.relative_to(PACKAGE).parts[0]:
-                    continue  # one translation, in several files
+        if module.split(".")[0] == path.relative_to(PACKAGE).parts[0]:
+            continue  # one translation, in several files
+        for node in classes:
+            if name in {ast.unparse(base).split("[")[0] for base in node.bases}:
                 home = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
                 theirs = set(own_names(parsed(home))) if home.exists() else set()
                 for inner in ast.walk(node):
