@@ -568,11 +568,20 @@ def test_info_is_what_the_env_returned():
         assert [type(info["ratio"]) for info in infos] == [float, int, float, int]
 
 
+class Both(Obedient):
+    """Ends at the limit, and by itself."""
+
+    def step(self, action):
+        *results, _, _, info = super().step(action)
+        return *results, True, True, info
+
+
 def test_done_is_terminated_or_truncated_and_info_says_which():
-    with manager(num_envs=3) as envs:
+    with manager(env_fns=[*obedient(3), Both]) as envs:
         envs.launch()
-        steps = envs.step({0: TRUNCATE, 1: END, 2: 0})
-        assert [step.done for step in steps.values()] == [True, True, False]
+        steps = envs.step({0: TRUNCATE, 1: END, 2: 0, 3: 0})
+        assert [step.done for step in steps.values()] == [True, True, False, True]
+        assert steps[3].info["TimeLimit.truncated"] is False
         assert steps[0].info["TimeLimit.truncated"] is True
         assert steps[1].info["TimeLimit.truncated"] is False
         assert "TimeLimit.truncated" not in steps[2].info

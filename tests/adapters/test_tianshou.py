@@ -580,7 +580,6 @@ def test_results_that_come_during_a_reset_are_kept():
         assert envs.waiting_id == [1]
 
 
-@pytest.mark.deep
 def test_an_env_that_raises_can_be_reset_while_others_step():
     with gated((1, 100, 100, 100), wait_num=1) as (envs, gates):
         envs.reset()
