@@ -11,8 +11,6 @@ import pytest
 
 import shmvec
 
-pytestmark = pytest.mark.deep
-
 README = """
 import shmvec
 
@@ -39,6 +37,7 @@ def test_the_readmes_example(tmp_path):
     assert succeeds("example.py", cwd=tmp_path) == "(32, 4)\n"
 
 
+@pytest.mark.deep
 def test_the_version_is_the_distributions(tmp_path):
     try:
         distribution = importlib.metadata.distribution("shmvec")
@@ -50,6 +49,7 @@ def test_the_version_is_the_distributions(tmp_path):
     assert "bench" in succeeds("-m", "shmvec", "--help", cwd=tmp_path)
 
 
+@pytest.mark.deep
 def test_all_of_it_is_there_without_what_gymnasium_has_since_1_1(tmp_path):
     """Gymnasium 1.0 has no AutoresetMode. Commands import what they need, too."""
     modules = [f"shmvec.{m.name}" for m in pkgutil.iter_modules(shmvec.__path__)]
@@ -78,6 +78,7 @@ class Env(gym.Env):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(
     not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="Python has its GIL always"
 )
