@@ -570,9 +570,7 @@ class Stumbles(Numbered):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "action, mode, workers", crossed([80, 81, 82, 83], ["NextStep", "SameStep"], [0, 1])
-)
+@pytest.mark.parametrize("action, mode, workers", crossed([80, 81, 82, 83], ALL_MODES, [0, 1]))
 def test_a_step_that_fails_after_the_env_has_made_it(action, mode, workers):
     """If the caller goes on without a reset, the next step does not follow what was recorded."""
     fns = [partial(Stumbles, index) for index in range(2)]
@@ -752,26 +750,6 @@ def test_a_replay_that_nobody_closes_goes_with_the_envs():
     assert reference.check(replay.sample(500)) <= set(expected)  # what was recorded is there
     assert len(replay) == len(expected)
     # That its descriptors are closed, the fixture of all tests looks at.
-
-
-@pytest.mark.deep
-def test_a_replay_that_is_forgotten_makes_room_for_another():
-    with ShmVectorEnv(numbered(2), num_workers=1) as envs:
-        replay, reference, caller = watched(envs, 100, seed=0)
-        caller.reset(seed=0)
-        replay.close()
-        replay.close()
-        replay = None
-        with pytest.raises(ValueError):
-            Replay(envs, 0)
-        replay, reference, caller = watched(envs, 100, seed=0)
-        caller.reset()
-        played(caller, "lockstep", 10)
-        assert reference.check_all(replay)
-        descriptors = os.listdir("/proc/self/fd")
-        replay.close()
-        replay.close()
-        assert len(os.listdir("/proc/self/fd")) < len(descriptors)
 
 
 @pytest.mark.deep

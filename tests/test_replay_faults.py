@@ -10,7 +10,6 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
 import shmvec
@@ -23,10 +22,10 @@ class Telling(gym.Env):
 
     action_space = gym.spaces.Box(-1e9, 1e9, (1,), np.float64)
 
-    def __init__(self, number=0, width=8, raises_at=0):
+    def __init__(self, number=0, width=8):
         self.observation_space = gym.spaces.Box(-1e9, 1e9, (width,), np.float64)
-        self.number, self.raises_at = number, raises_at
-        self.episode = self.t = self.steps = 0
+        self.number = number
+        self.episode = self.t = 0
 
     def told(self, action):
         observation = np.full(self.observation_space.shape, self.t, np.float64)
@@ -41,9 +40,6 @@ class Telling(gym.Env):
 
     def step(self, action):
         self.t += 1
-        self.steps += 1
-        if self.steps == self.raises_at:
-            raise RuntimeError("sick")
         return self.told(action[0]), float(self.t), self.t >= 7, False, {}
 
 
@@ -57,28 +53,13 @@ def wrong(batch):
     return int((~right).sum())
 
 
-def of_two(width=8, **options):
-    return shmvec.ShmVectorEnv([partial(Telling, 0, width, **options), partial(Telling, 1, width)])
+def of_two(width=8):
+    return shmvec.ShmVectorEnv([partial(Telling, number, width) for number in range(2)])
 
 
 def walk(envs, steps, first=0.5):
     for step in range(steps):
         envs.step(np.full((envs.num_envs, 1), first + step))
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_step_that_raised_precedes_nothing(mode):
-    fns = [partial(Telling, 0, raises_at=3), partial(Telling, 1)]
-    with shmvec.ShmVectorEnv(fns, autoreset_mode=mode) as envs:
-        replay = shmvec.Replay(envs, 1000, seed=0)
-        envs.reset(seed=0)
-        walk(envs, 2)
-        with pytest.raises(RuntimeError, match="sick"):
-            walk(envs, 1)
-        walk(envs, 3, 10.5)
-        assert wrong(replay.sample(300)) == 0
-        replay.close()
 
 
 @pytest.mark.parametrize(

@@ -374,24 +374,24 @@ def test_a_rollout_that_only_a_cycle_keeps_is_first_looked_for_among_young_objec
     envs = ShmVectorEnv(stories(2), num_workers=1)
     try:
         envs.reset()
+        gc.disable()  # before there is the cycle, which a collection would make older
         cycle = [envs.rollout(4)]
         cycle.append(cycle)
         newer = envs.rollout(4)
         if old:
             gc.collect()
-        gc.disable()
         gc.callbacks.append(note)
         try:
             del cycle
             envs.rollout(4)
         finally:
             gc.callbacks.remove(note)
-            gc.enable()
         # A free-threaded Python has no generations: it looks at all objects in any case.
         ages = old and not sysconfig.get_config_var("Py_GIL_DISABLED")
         assert generations == ([0, 1, 2] if ages else [0])
         newer.release()
     finally:
+        gc.enable()
         envs.close()
 
 

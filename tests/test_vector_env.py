@@ -13,7 +13,6 @@ from envs import Counter, Infos, Spaces
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import SyncVectorEnv
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from tables import deep, first
 
 import shmvec
@@ -36,17 +35,6 @@ def assert_same_run(ours, theirs, steps=30, seed=7, actions=None):
         mine, reference = ours.step(action), theirs.step(action)
         assert data_equivalence(mine, reference), (turn, mine, reference)
         assert list(mine[4]) == list(reference[4])
-
-
-@pytest.mark.parametrize("num_workers", [3, *deep(0, 1, 2, 7)])
-def test_equals_sync_for_any_split(num_workers):
-    lengths = (3, 5, 4, 1, 7, 2, 6)
-    ours = ShmVectorEnv(fns(*lengths), num_workers=num_workers)
-    theirs = SyncVectorEnv(fns(*lengths))
-    assert len(ours.processes) == ours.num_workers == num_workers
-    assert_same_run(ours, theirs)
-    ours.close()
-    theirs.close()
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn", *deep("fork")])
@@ -369,19 +357,6 @@ def test_two_vector_envs_at_once():
     one.close()
     two.reset()
     two.close()
-
-
-@pytest.mark.deep
-def test_record_episode_statistics_on_top():
-    ours = RecordEpisodeStatistics(ShmVectorEnv(fns(3, 4), num_workers=2))
-    theirs = RecordEpisodeStatistics(SyncVectorEnv(fns(3, 4)))
-    ours.reset(seed=1), theirs.reset(seed=1)
-    for _ in range(12):
-        mine, reference = ours.step([1, 1])[4], theirs.step([1, 1])[4]
-        if "episode" in mine:
-            mine["episode"].pop("t"), reference["episode"].pop("t")
-        assert data_equivalence(mine, reference)
-    ours.close()
 
 
 def test_make_vec():
