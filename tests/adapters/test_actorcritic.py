@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from actorcritic_envs import (
+    AGAIN,
     Alone,
     Mortal,
     Together,
@@ -34,6 +35,7 @@ from tables import crossed, deep
 
 from shmvec import WorkerCrashError
 from shmvec.adapters.actorcritic import MultiEnv, SubprocessEnv, create_subprocess_envs
+from shmvec.faults import restart_seed
 
 SPLITS = pytest.mark.parametrize("num_workers", [2, *deep(0, 3)])
 
@@ -278,6 +280,37 @@ def test_reset_passes_seed_and_options_on():
         alone = Counter()
         assert same(env.reset(seed=7, options={"a": 1}), alone.reset(seed=7))
         assert env.group.exchange.call("received") == [[{"a": 1}]]
+
+
+# ---- dead subprocess recreated (more of it in test_actorcritic_faults.py) --------------------
+
+
+@pytest.mark.parametrize("killed", ["within", *deep("before")])
+def test_a_dead_subprocess_is_recreated_and_a_step_repeated(killed, tmp_path):
+    envs = create_subprocess_envs(
+        [Counter, partial(Mortal, "step" if killed == "within" else "", tmp_path / "died")],
+        faults=AGAIN,
+    )
+    with closing(MultiEnv(envs)):
+        for env in envs:
+            env.reset(seed=3, options={"level": 5})
+            env.step(1)
+        if killed == "before":
+            kill(envs[1])
+        observation, reward, terminated, truncated, info = envs[1].step(2)
+        # The first step of a new episode, which had the options of the old one.
+        assert observation[:2].tolist() == [1, 2]
+        assert (reward, terminated, truncated, info["count"]) == (1, False, False, 1)
+        assert info["reset_observation"][:2].tolist() == [0, -1]
+        assert info["reset_info"] == {"reset": 1}
+        assert info["fault"]["type"] == "WorkerCrashError" and info["fault"]["restarts"] == 1
+        assert "SIGKILL" in info["fault"]["message"]
+        assert envs[1].group.exchange.call("received", envs=[1]) == [[{"level": 5}]]
+        alone = Counter()
+        alone.reset(seed=restart_seed(3, 1))
+        np.testing.assert_array_equal(observation, alone.step(2)[0])
+        assert "fault" not in envs[1].step(2)[4]
+        assert envs[0].step(1)[4]["count"] == 2  # the other has not noticed
 
 
 # ---- MultiEnv(envs) --------------------------------------------------------------------------

@@ -22,44 +22,15 @@ from actorcritic_envs import (
 )
 from envs import Counter, Failing
 from processes import run_script
-from tables import deep
 
 from shmvec import FaultPolicy, TooManyFaultsError
 from shmvec.adapters.actorcritic import MultiEnv, SubprocessEnv, create_subprocess_envs
-from shmvec.faults import restart_seed
+
+pytestmark = pytest.mark.deep
 
 # ---- dead subprocess recreated ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("killed", ["within", *deep("before")])
-def test_a_dead_subprocess_is_recreated_and_a_step_repeated(killed, tmp_path):
-    envs = create_subprocess_envs(
-        [Counter, partial(Mortal, "step" if killed == "within" else "", tmp_path / "died")],
-        faults=AGAIN,
-    )
-    with closing(MultiEnv(envs)):
-        for env in envs:
-            env.reset(seed=3, options={"level": 5})
-            env.step(1)
-        if killed == "before":
-            kill(envs[1])
-        observation, reward, terminated, truncated, info = envs[1].step(2)
-        # The first step of a new episode, which had the options of the old one.
-        assert observation[:2].tolist() == [1, 2]
-        assert (reward, terminated, truncated, info["count"]) == (1, False, False, 1)
-        assert info["reset_observation"][:2].tolist() == [0, -1]
-        assert info["reset_info"] == {"reset": 1}
-        assert info["fault"]["type"] == "WorkerCrashError" and info["fault"]["restarts"] == 1
-        assert "SIGKILL" in info["fault"]["message"]
-        assert envs[1].group.exchange.call("received", envs=[1]) == [[{"level": 5}]]
-        alone = Counter()
-        alone.reset(seed=restart_seed(3, 1))
-        np.testing.assert_array_equal(observation, alone.step(2)[0])
-        assert "fault" not in envs[1].step(2)[4]
-        assert envs[0].step(1)[4]["count"] == 2  # the other has not noticed
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize("killed", ["before", "within"])
 def test_a_dead_subprocess_is_recreated_and_a_reset_repeated(killed, tmp_path):
     operation = "reset" if killed == "within" else ""
@@ -74,7 +45,6 @@ def test_a_dead_subprocess_is_recreated_and_a_reset_repeated(killed, tmp_path):
         assert env.group.exchange.call("received") == [[{"level": 5}]]
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("killed", ["before", "within"])
 def test_a_dead_subprocess_is_recreated_reset_and_a_call_repeated(killed, tmp_path):
     operation = "render" if killed == "within" else ""
@@ -95,7 +65,6 @@ def test_a_dead_subprocess_is_recreated_reset_and_a_call_repeated(killed, tmp_pa
         assert envs[0].step(1)[4] == {"count": 2, "action": 1}
 
 
-@pytest.mark.deep
 def test_a_call_survives_the_death_of_another_subprocess(tmp_path):
     envs = create_subprocess_envs([Counter, partial(Mortal, "", tmp_path / "died")], faults=AGAIN)
     with closing(MultiEnv(envs)):
@@ -108,7 +77,6 @@ def test_a_call_survives_the_death_of_another_subprocess(tmp_path):
         assert envs[0].step(1)[4]["fault"]["restarts"] == 1
 
 
-@pytest.mark.deep
 def test_a_dead_subprocess_of_a_multi_env_is_recreated_and_the_break_is_visible():
     with multi_env(counters(3), faults=AGAIN) as envs:
         envs.reset(seed=0)
@@ -124,7 +92,6 @@ def test_a_dead_subprocess_of_a_multi_env_is_recreated_and_the_break_is_visible(
         assert ["fault" in info for info in envs.reset_infos] == [True, False, True]
 
 
-@pytest.mark.deep
 def test_a_death_after_the_end_of_an_episode_loses_nothing_but_is_visible():
     with multi_env([partial(Counter, length=2)] * 2, faults=AGAIN) as envs:
         envs.reset()
@@ -137,7 +104,6 @@ def test_a_death_after_the_end_of_an_episode_loses_nothing_but_is_visible():
         assert infos[0]["reset_observation"][0] == 0
 
 
-@pytest.mark.deep
 def test_envs_that_share_a_process_are_recreated_together():
     with multi_env(counters(3), num_workers=2, faults=AGAIN) as envs:
         envs.reset()
@@ -149,7 +115,6 @@ def test_envs_that_share_a_process_are_recreated_together():
         assert "fault" in envs.step([None, 1, None])[3][1]
 
 
-@pytest.mark.deep
 def test_restarts_are_limited(tmp_path):
     policy = FaultPolicy(on_crash="restart", max_restarts=2, backoff_s=0)
     with started(partial(Failing, "step", "kill", at=1), faults=policy) as env:
@@ -161,7 +126,6 @@ def test_restarts_are_limited(tmp_path):
             env.step(0)
 
 
-@pytest.mark.deep
 def test_a_policy_may_reset_envs_that_raise_or_hang(tmp_path):
     policy = FaultPolicy(
         on_error="reset", on_timeout="restart", step_timeout=0.3, backoff_s=0, max_restarts=3
@@ -179,7 +143,6 @@ def test_a_policy_may_reset_envs_that_raise_or_hang(tmp_path):
             envs.step([None, 3])
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_nothing_is_recreated_on_ctrl_c(wrapped):
     script = run_script(f"""
@@ -220,7 +183,6 @@ def test_nothing_is_recreated_on_ctrl_c(wrapped):
 # ---- close -----------------------------------------------------------------------------------
 
 
-@pytest.mark.deep
 def test_envs_of_several_groups_are_closed_in_parallel():
     class Late(Counter):
         def __init__(self, barrier):
@@ -240,7 +202,6 @@ def test_envs_of_several_groups_are_closed_in_parallel():
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.deep
 def test_one_handle_may_be_closed_and_the_others_go_on(tmp_path):
     log = tmp_path / "log"
     envs = create_subprocess_envs([partial(Chatty, log), Counter])
@@ -254,7 +215,6 @@ def test_one_handle_may_be_closed_and_the_others_go_on(tmp_path):
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.deep
 def test_a_handle_that_hangs_in_close_does_not_stop_the_others(tmp_path):
     envs = create_subprocess_envs([partial(Chatty, tmp_path / "log", close_s=60), Counter])
     start = time.monotonic()
@@ -266,7 +226,6 @@ def test_a_handle_that_hangs_in_close_does_not_stop_the_others(tmp_path):
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.deep
 def test_a_handle_that_hangs_in_close_does_not_stop_others_of_its_process(tmp_path):
     env_fns = [partial(Chatty, tmp_path / "log", close_s=60), Counter]
     envs = create_subprocess_envs(env_fns, num_workers=1)
@@ -277,7 +236,6 @@ def test_a_handle_that_hangs_in_close_does_not_stop_others_of_its_process(tmp_pa
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("began", ["nothing", "start", "initialize"])
 def test_close_never_hangs_whatever_env_fn_and_close_do(began, tmp_path):
     def hangs():
@@ -297,7 +255,6 @@ def test_close_never_hangs_whatever_env_fn_and_close_do(began, tmp_path):
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.deep
 def test_close_raises_what_an_env_raises_after_all_are_closed(tmp_path):
     envs = MultiEnv(
         create_subprocess_envs(
@@ -313,7 +270,6 @@ def test_close_raises_what_an_env_raises_after_all_are_closed(tmp_path):
 # ---- the original's faults -------------------------------------------------------------------
 
 
-@pytest.mark.deep
 def test_a_worker_killed_while_siblings_hold_its_pipe_does_not_hang():
     """Forked one after the other, each has copies of what its elders have open."""
     envs = [SubprocessEnv(Counter, context="fork", faults=AGAIN) for _ in range(3)]
@@ -330,7 +286,6 @@ def test_a_worker_killed_while_siblings_hold_its_pipe_does_not_hang():
         assert time.monotonic() - start < DEADLINE_S
 
 
-@pytest.mark.deep
 def test_an_envs_exception_is_no_death():
     env_fns = [Counter, partial(Failing, "step", LookupError("lost"))]
     envs = create_subprocess_envs(env_fns)
@@ -349,7 +304,6 @@ def test_an_envs_exception_is_no_death():
             envs[1].step(1)
 
 
-@pytest.mark.deep
 def test_an_exception_names_the_env_by_its_place_in_the_multi_env():
     envs = [
         SubprocessEnv(env_fn, num_workers=0)
@@ -364,7 +318,6 @@ def test_an_exception_names_the_env_by_its_place_in_the_multi_env():
         assert "In reset() of env 2" in str(raised.value.__cause__)
 
 
-@pytest.mark.deep
 def test_an_exception_in_the_reset_of_a_dead_subprocess_is_raised():
     class Once(Counter):
         def reset(self, **kwargs):
