@@ -175,7 +175,7 @@ MISTAKES = r"""
 +            if message.goodbye or message.sequence > sequence:
 
 = sums-across-truncations src/shmvec/_core/replay.pyx -
-  a replay's batches are right :: test_replay.py test_replay_indices.py
+  a replay's batches are right :: test_replay.py test_replay_faults.py
 -            if self.kinds[row] & (TERMINATED | TRUNCATED):
 -                break
 +            if self.kinds[row] & TERMINATED:

@@ -151,7 +151,6 @@ def test_every_env_tells_its_own_story(num_envs, workers, batch, turns, mode, me
             assert_infos(mine[4], theirs[4])
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("workers, batch", [(1, 3), *deep((0, 1), (0, 3), (0, 7), (1, 1), (1, 7))])
 def test_nobody_waits_while_others_are_served_twice(workers, batch):
     """One worker answers in the order in which it was asked: strictly by turns."""

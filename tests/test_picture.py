@@ -206,6 +206,7 @@ def test_it_follows_the_size_of_the_terminal():
         assert "????" not in text
 
 
+@pytest.mark.deep
 def test_without_rich_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.delitem(sys.modules, "shmvec._commands.picture")

@@ -469,7 +469,6 @@ def test_an_env_that_hangs_is_a_problem():
         assert alone.kind == "env-bound" and alone.severity == "problem", options
 
 
-@pytest.mark.deep
 def test_a_straggler_is_named():
     stats, _, _ = CASES["one slow env"]
     assert "worker 3" in stats.verdict.reason and "env 3" in stats.verdict.reason
