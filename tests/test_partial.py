@@ -627,6 +627,7 @@ def test_bad_masks():
         with pytest.raises(TypeError, match="wrong actions"):
             envs.step([0.5, None])
         assert envs.step([3, None])[1].tolist() == [3, 0]
+        assert envs.step([0, None])[4]["asked"].tolist() == [2, 0]  # an action of 0 is one
     finally:
         envs.close()
 

@@ -391,6 +391,23 @@ def assert_refused(envs, how, answer, error, message, beside):
     assert envs.step([1] * 5)[0].shape == (5, 5)
 
 
+def test_extras_that_only_later_groups_have():
+    calls = 0
+
+    def policy(observations, env_ids):
+        nonlocal calls
+        calls += 1
+        actions = np.zeros(len(env_ids), int)
+        return actions if calls == 1 else (actions, {"value": actions})
+
+    with closing(ShmVectorEnv(stories(4), num_workers=0)) as envs:
+        pipeline = Pipeline(envs, policy, groups=2)
+        pipeline.reset(seed=0)
+        with pytest.raises(ValueError, match="extras"):
+            pipeline.collect(1)
+        pipeline.collect(1)
+
+
 def test_it_goes_on_from_where_the_envs_are(envs):
     pipeline = Pipeline(envs, Chooser(said=False))
     envs.reset(seed=3)

@@ -95,23 +95,6 @@ def test_actions_that_end_with_a_dict(which):
             pipeline.drop()
 
 
-def test_extras_that_only_later_groups_have():
-    calls = 0
-
-    def policy(observations, env_ids):
-        nonlocal calls
-        calls += 1
-        actions = np.zeros(len(env_ids), int)
-        return actions if calls == 1 else (actions, {"value": actions})
-
-    with closing(ShmVectorEnv(stories(4), num_workers=0)) as envs:
-        pipeline = Pipeline(envs, policy, groups=2)
-        pipeline.reset(seed=0)
-        with pytest.raises(ValueError, match="extras"):
-            pipeline.collect(1)
-        pipeline.collect(1)
-
-
 class Sleeps(gym.Env):
     """An action is how many ms a step takes."""
 

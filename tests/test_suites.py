@@ -519,7 +519,6 @@ def test_a_task_whose_env_cannot_be_built():
         evaluate(Broken, act, 3, seeds=0, retries=0)
 
 
-@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_an_env_of_which_there_can_be_only_one_plays_all(tmp_path):
     """Others of it cannot be built, but its episodes are played: nothing has failed."""
@@ -857,6 +856,7 @@ def test_intervals_are_those_of_rliable():
     )
 
 
+@pytest.mark.deep
 def test_two_results_compared():
     suite = {"same": Walk, "other": lengthened(9)}
 
@@ -1103,7 +1103,6 @@ def test_an_env_that_is_ended_while_it_starts_leaves_nothing(monkeypatch, capfd,
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.deep
 def test_two_processes_never_have_the_same_number(tmp_path):
     """Not even while one of them is slow to close: it may stand for a port, or for a GPU."""
 

@@ -128,7 +128,6 @@ def test_several_vector_envs_and_those_that_are_closed(capsys):
         assert f"process {HERE} has no vector env" in capsys.readouterr().err
 
 
-@pytest.mark.deep
 def test_workers_and_forks_of_a_process_are_not_further_ones(capsys):
     with stepped(copy=False) as envs:
         held = envs.step([0] * 4)[0]  # so the fork has the memory, too
@@ -211,6 +210,7 @@ def test_a_worker_that_has_died(monkeypatch):
         assert watch.look()[0].total.processes[1] is None
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 def test_another_user_may_not_look():
     with stepped():

@@ -129,6 +129,7 @@ def test_all_lie_on_one_axis(tmp_path):
             assert asked - slack <= ns(span)[0] and ns(span)[1] <= taken + slack
 
 
+@pytest.mark.deep
 def test_the_oldest_entries_are_overwritten(tmp_path):
     with closing(vector_env(length=10_000)) as envs:
         envs.reset()
