@@ -21,7 +21,6 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.async_vector_env import _async_worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 from short_walks import Deadly, Walk, act, one_after_the_other, rows
 from tables import deep
 
@@ -825,6 +824,8 @@ def result_of(returns):
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
 def test_statistics(returns):
+    from scipy import stats  # whose import takes a second and a half, of each process
+
     result = result_of(returns)
     assert result.interquartile_mean == pytest.approx(stats.trim_mean(returns, 0.25), abs=1e-6)
     assert result.mean == pytest.approx(np.mean(returns))
@@ -881,6 +882,8 @@ def test_intervals_are_the_same_each_time_and_wider_for_more_confidence():
 @pytest.mark.deep
 @pytest.mark.parametrize("statistic", ["mean", "interquartile_mean"])
 def test_intervals_are_those_of_rliable(statistic):
+    from scipy import stats  # whose import takes a second and a half, of each process
+
     library = pytest.importorskip("rliable.library")
     values = np.random.default_rng(0).exponential(size=40)
     of = {"mean": np.mean, "interquartile_mean": lambda scores: stats.trim_mean(scores, 0.25)}
