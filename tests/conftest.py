@@ -7,9 +7,7 @@ import multiprocessing.resource_tracker
 import os
 import signal
 import time
-import zlib
 from multiprocessing import forkserver
-from operator import not_
 from pathlib import Path
 
 import pytest
@@ -66,29 +64,6 @@ def _settled(look, allowed):
         if looks % 10 == 1:
             gc.collect()  # only now: what is ending ends alone
         time.sleep(0.01)
-
-
-def part_of(text):
-    """The numbers of I/N; a part that there is not would have no tests, and pass."""
-    part, parts = map(int, text.split("/"))
-    if not 1 <= part <= parts:
-        raise ValueError(text)
-    return part, parts
-
-
-def pytest_addoption(parser):
-    """An option by which .ci/run has each deep test once in a few days."""
-    parser.addoption(
-        "--part", type=part_of, metavar="I/N", default=(1, 1), help="only the I-th of N parts"
-    )
-
-
-def pytest_collection_modifyitems(config, items):
-    """Leaves the tests of other parts out; which part a test is in, its name says."""
-    part, parts = config.getoption("--part")
-    here = [zlib.crc32(item.nodeid.encode()) % parts == part - 1 for item in items]
-    config.hook.pytest_deselected(items=list(itertools.compress(items, map(not_, here))))
-    items[:] = itertools.compress(items, here)
 
 
 def pytest_ignore_collect(collection_path, config):

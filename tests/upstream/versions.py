@@ -121,7 +121,7 @@ def main() -> int:
     rows = {name: ROWS[name] for name in arguments.rows if name in ROWS}
     if pins:
         rows[" ".join(pins)] = pins
-    chosen = tests or (FAST if arguments.fast else [])
+    chosen = tests or (["-m", "", *FAST] if arguments.fast else [])
     # ruff and mypy check the sources: the same everywhere.
     wanted = [each for each in needed({"bench", "dev"}) if not each.startswith(("ruff", "mypy"))]
     if arguments.fast:
