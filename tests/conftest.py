@@ -68,7 +68,7 @@ def _settled(look, allowed):
 
 def pytest_ignore_collect(collection_path, config):
     """By default a file in which all is deep is not imported: half of a collection's time."""
-    if config.option.markexpr != "not deep" or collection_path.suffix != ".py":
+    if config.option.markexpr.strip() != "not deep" or collection_path.suffix != ".py":
         return None
     return "\npytestmark = pytest.mark.deep\n" in collection_path.read_text() or None
 
