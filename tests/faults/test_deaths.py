@@ -303,7 +303,7 @@ class Executing(Counter):
         return subprocess.run(shell, close_fds=False, stdout=subprocess.PIPE, text=True).stdout
 
 
-@pytest.mark.parametrize("context", ["fork", *deep("forkserver", "spawn")])
+@pytest.mark.parametrize("context", ["forkserver", *deep("fork", "spawn")])
 def test_a_program_that_an_env_executes_holds_no_channel(context):
     """It would keep the worker's socket open when the worker is dead."""
     with closing(ShmVectorEnv([Executing], num_workers=1, context=context)) as envs:
