@@ -282,7 +282,7 @@ def test_a_thread_has_no_event_loop():
         envs.step([0] * 4)
 
 
-class Unreadable:
+class Unreadable(str):
     def __reduce__(self):
         return _fail, ()
 
@@ -298,7 +298,7 @@ def test_a_worker_that_breaks_does_not_wait_for_its_envs(kind):
         envs.reset(seed=0)
         envs.send([HANG], [0])
         with pytest.raises(WorkerCrashError):
-            envs.exchange.call("where", (Unreadable(),), envs=[1])
+            envs.exchange.call(Unreadable("where"), envs=[1])
 
 
 class BackgroundExit(AsyncCounter):
