@@ -112,7 +112,7 @@ MISTAKES = r"""
 +        if not answer.operation & LATE:  # the fast path
 
 = missing-wake src/shmvec/_core/ledger.pyx -
-  no lost wake :: test_partial.py test_some_envs.py test_scheduling.py
+  no lost wake :: test_partial.py test_some_envs.py test_scheduling.py test_dozing.py
 -            mask |= sv_bell_mask(self.workers[envs[i]])
 +            mask = sv_bell_mask(self.workers[envs[i]])
 
