@@ -30,7 +30,7 @@ SANITIZE = os.environ.get("SHMVEC_SANITIZE", "")
 CORE = Path("src/shmvec/_core")
 C_SOURCES = [str(source) for source in sorted(Path("csrc").glob("*.c"))]
 COUNTED = "SV_WAITS", "SV_WORK"  # tables of csrc/counters.h
-HEADERS = [str(header) for header in sorted(Path("csrc").glob("*.h"))]
+HEADERS = sorted(Path("csrc").glob("*.h"))
 
 compile_args = ["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"]
 # Python's own flags have -g, with which compiling takes half as long again.
@@ -58,8 +58,20 @@ def declare_counters() -> None:
         declared.write_text(text, "utf-8")
 
 
+def included(source: str) -> set[Path]:
+    """The headers of csrc that a source in C includes, and that these include."""
+    found: set[Path] = set()
+    unread = [Path(source)]
+    while unread:
+        text = unread.pop().read_text("utf-8")
+        new = {header for header in HEADERS if f'#include "{header.name}"' in text} - found
+        unread += new
+        found |= new
+    return found
+
+
 class BuildCore(build_ext):
-    """Compiles what is older than its source or any header, links what is older than its parts."""
+    """Compiles what is older than its source or its headers, links what is older than its parts."""
 
     def finalize_options(self):
         super().finalize_options()
@@ -73,7 +85,7 @@ class BuildCore(build_ext):
             outdated = [
                 source
                 for source, target in zip(sources, objects, strict=True)
-                if self.force or newer_group([source, *HEADERS], target)
+                if self.force or newer_group([source, *included(source)], target)
             ]
             if outdated:
                 compile_all(outdated, output_dir=output_dir, **options)
@@ -87,7 +99,7 @@ class BuildCore(build_ext):
         library = self.compiler.library_filename("csrc", output_dir=self.build_temp)
         for extension in self.extensions:
             extension.extra_objects = [library]
-            extension.depends = [library, *HEADERS]
+            extension.depends = [library, *map(str, HEADERS)]
         super().build_extensions()
 
 
