@@ -91,7 +91,7 @@ MISTAKES = r"""
 +    while (first < count && now - (tail - count + first) > size)
 
 = failed-reset-without-seed src/shmvec/_core/ledger.pyx bd3d00b
-  a lost reset is repeated as it was :: test_fault_policy.py
+  a lost reset is repeated as it was :: test_fault_policy.py test_evaluation.py
 -                if self.states[env] in (LOST, FAILED) and self.by_user[env]]
 +                if self.states[env] == LOST and self.by_user[env]]
 
