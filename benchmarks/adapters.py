@@ -18,8 +18,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import peers
+from harness import WORKLOADS, arguments
 from peers import Start, every_step, of_four, of_tianshou, tianshous
-from workloads import WORKLOADS, arguments
 
 from shmvec._commands.measuring import LIMIT, cells, described, line, machine, race
 from shmvec._cores import usable_cores

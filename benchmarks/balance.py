@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from workloads import WORKLOADS, arguments
+from harness import WORKLOADS, arguments
 
 from shmvec import ShmVectorEnv
 from shmvec._commands.measuring import described, line, machine

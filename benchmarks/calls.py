@@ -23,7 +23,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
-from workloads import Work
+from harness import Work
 
 import shmvec
 from shmvec._commands.measuring import LIMIT, Stepper, cells, described, line, machine, race

@@ -38,8 +38,7 @@ from typing import Any
 import peers
 from frameworks import apart, frameworks
 from guard import in_batches, stepping
-from keeping import Row, merged, write
-from workloads import ENVPOOL, WORKLOADS
+from harness import ENVPOOL, WORKLOADS, Row, merged, versions, write_results
 
 from shmvec._commands.measuring import (
     LIMIT,
@@ -240,8 +239,8 @@ def _setup(pythons: Mapping[str, str]) -> dict[str, Any]:
     return {
         **machine(),
         "numa_nodes": len(set(nodes().values())),
-        "libraries": peers.versions(sys.executable),
-        "apart": {system: peers.versions(python) for system, python in pythons.items()},
+        "libraries": versions(sys.executable),
+        "apart": {system: versions(python) for system, python in pythons.items()},
     }
 
 
@@ -293,7 +292,7 @@ def main() -> None:
         def keep(rows: list[Row]) -> None:
             measured[:] = merged(measured, rows, CELL)
             results["cores"] = merged(results["cores"], rows, CELL)
-            write(options.json, results)
+            write_results(options.json, results)
 
         measure(options, partial(print, file=sys.stderr, flush=True), keep)
     setup = results["machine"]

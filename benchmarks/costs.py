@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import mmap
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,8 +32,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from peers import versions
-from workloads import WORKLOADS
+from harness import WORKLOADS, versions
 
 import shmvec
 from shmvec._commands.measuring import LIMIT, Stepper, described, line, machine, race, vector_env
@@ -237,7 +235,7 @@ def main() -> None:
         figures = [f"{row[name]:,.1f}" for name in list(row)[3:]]
         print(line(workload, row["num_envs"], f"{row['spread']:.0%}", *figures), flush=True)
     if options.json is not None:
-        setup = {**machine(), "libraries": versions(sys.executable)}
+        setup = {**machine(), "libraries": versions()}
         options.json.write_text(json.dumps({"machine": setup, "split": rows}, indent=2) + "\n")
 
 

@@ -36,8 +36,7 @@ from typing import Any
 
 import cloudpickle
 import peers
-import workloads
-from apart import Apart
+from harness import Apart
 
 from shmvec._commands import bench, measuring
 from shmvec._commands.measuring import Slice, Stepper
@@ -300,5 +299,5 @@ def apart(start: Start, python: str = sys.executable) -> Apart:
 
 
 # Interpreters of their own have neither shmvec nor the benchmarks.
-for _module in (bench, measuring, peers, workloads, sys.modules[__name__]):
+for _module in (bench, measuring, peers, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(_module)

@@ -19,7 +19,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from workloads import WORKLOADS
+from harness import WORKLOADS
 
 from shmvec._commands.bench import Workload
 from shmvec._commands.measuring import described, line, machine

@@ -31,9 +31,8 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-import workloads
-from apart import Apart
-from workloads import WORKLOADS as ENVS
+from harness import WORKLOADS as ENVS
+from harness import Apart
 
 import shmvec
 from shmvec._commands import bench, measuring
@@ -254,7 +253,7 @@ def main() -> int:
     rounds = options.rounds // options.starts
     if rounds * options.starts < ROUNDS_LEAST:
         parser.error(f"--rounds must be at least {ROUNDS_LEAST}")
-    for module in (bench, measuring, workloads):  # not the builds' own, which may have none
+    for module in (bench, measuring):  # not the builds' own, which may have none
         cloudpickle.register_pickle_by_value(module)
     lost = []
     with built(options.before) as before, built(options.after) as after:

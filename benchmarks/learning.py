@@ -17,12 +17,11 @@ import json
 import logging
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import versions
+from harness import versions
 
 import shmvec
 from shmvec._commands.measuring import described, machine
@@ -91,7 +90,7 @@ def main() -> None:
                 f"seed {seed}: {run['restarts']:2} restarts, {last:.0f} steps an episode at the end"
             )
     if options.json is not None:
-        setup = {**machine(), "libraries": versions(sys.executable)}
+        setup = {**machine(), "libraries": versions()}
         options.json.write_text(json.dumps({"machine": setup, "learning": runs}, indent=1) + "\n")
 
 

@@ -23,21 +23,19 @@ waiting workers may slow the parent's computing down.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
+import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import peers
-from processes import cpu_s, descendants
-from workloads import WORKLOADS, arguments
+from harness import WORKLOADS, arguments, cpu_s, versions, write_results
 
 from shmvec._commands.measuring import (
     LIMIT,
@@ -50,7 +48,7 @@ from shmvec._commands.measuring import (
     machine,
     race,
 )
-from shmvec._cores import WAIT_POLICIES
+from shmvec._cores import WAIT_POLICIES, descendants
 
 OURS = "ShmVectorEnv"
 MORE = ("p50_us", "p99_us", "cpu_s_per_million")
@@ -62,9 +60,9 @@ class Watched:
 
     def __init__(self, start: Callable[[], Stepper]) -> None:
         """Starts it."""
-        before = descendants()
+        before = set(descendants(os.getpid()))
         self._stepper = start()
-        self._processes = descendants() - before
+        self._processes = set(descendants(os.getpid())) - before
         self._step, self._stepper.step = self._stepper.step, self._timed
         self._times: list[float] = []
         self._turns: list[tuple[int, float, float]] = []  # batch steps, CPU-seconds, env steps
@@ -226,7 +224,6 @@ def main() -> None:
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="only ShmVectorEnv")
     parser.add_argument("--burner", action="store_true", help="let a foreign process burn a core")
     parser.add_argument("--idle", action="store_true", help="measure CPU use while idle, too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="for benchmarks/plot.py")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of peers; none of ours
 
@@ -242,10 +239,8 @@ def main() -> None:
         cell = measure(workload, n, us, options, left_out)
         rows += cell
         print("\n".join(map(_line, cell)), flush=True)
-        if options.json is not None:
-            setup = {**machine(), "libraries": peers.versions(sys.executable)}
-            results = {"machine": setup, "left_out": left_out, "rows": rows}
-            options.json.write_text(json.dumps(results, indent=2) + "\n")
+        setup = {**machine(), "libraries": versions()}
+        write_results(options.json, {"machine": setup, "left_out": left_out, "rows": rows})
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")
     for complaint in lost(rows):

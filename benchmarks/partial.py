@@ -16,16 +16,14 @@ exceed it.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from workloads import ENVPOOL, WORKLOADS, arguments
+from harness import ENVPOOL, WORKLOADS, arguments, write_results
 
 import shmvec
 from shmvec._commands.measuring import (
@@ -109,7 +107,6 @@ def main() -> None:
     parser = arguments(__doc__, ["Uneven", "Slow-resets", "CartPole-v1", "HalfCheetah-v5"], [32])
     parser.add_argument("--num-workers", type=int, help="of ShmVectorEnv (default: one a core)")
     parser.add_argument("--compute", nargs="+", type=float, default=[0, 200, 2000], metavar="US")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of peers; none of ours
     print(described(machine()))
@@ -138,8 +135,7 @@ def main() -> None:
             print(line(workload, n, us, system, *cells(row), times), flush=True)
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2) + "\n")
+    write_results(options.json, {"machine": machine(), "rows": rows})
 
 
 if __name__ == "__main__":

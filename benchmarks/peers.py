@@ -5,15 +5,13 @@ A peer that is not installed raises ImportError when it is started.
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from workloads import ENVPOOL
+from harness import ENVPOOL
 
 import shmvec
 from shmvec._commands.measuring import Compute, Stepper, vector_env
@@ -27,45 +25,12 @@ __all__ = [
     "ours",
     "peers",
     "tianshous",
-    "versions",
 ]
 
 CPP = " (C++)"  # in the names of those that do not run Python envs
 
-# Libraries whose versions are printed, where they are installed.
-LIBRARIES = (
-    *(
-        "numpy",
-        "gymnasium",
-        "mujoco",
-        "ale-py",
-        "envpool",
-        "stable-baselines3",
-        "tianshou",
-        "torch",
-    ),
-    *("torchrl", "tensordict", "pufferlib", "sample-factory", "ray"),
-)
-VERSIONS = f"""
-import importlib.metadata as metadata, json
-found = {{}}
-for name in {LIBRARIES}:
-    try:
-        found[name] = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        pass
-print(json.dumps(found))
-"""
-
 # Starts a contender, whose parent computes between steps.
 Start = Callable[["Compute | None"], Stepper]
-
-
-def versions(python: str) -> dict[str, str]:
-    """What an interpreter has of the libraries."""
-    done = subprocess.run([python, "-c", VERSIONS], stdout=subprocess.PIPE, check=True)
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
 
 
 def of_gymnasium(make: Callable[[], Any]) -> Start:

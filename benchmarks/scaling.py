@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keeping import Row, write
+from harness import Row, write_results
 
 HERE = Path(__file__).resolve().parent
 GRACE_S = 20.0  # from the interruption to the end of all, or a quarter of the time
@@ -182,7 +182,7 @@ def run(piece: str, options: argparse.Namespace, deadline: float) -> None:
             ended, said = bounded([*cell.command, *takes], most, options.out / "scaling.log")
         known[name] = {"ended": ended, "seconds": round(time.monotonic() - begin, 1), "said": said}
         print(f"{ended}, {known[name]['seconds']} s", flush=True)
-        write(file, {"scaling": known})
+        write_results(file, {"scaling": known})
 
 
 def state(out: Path) -> dict[str, Row]:

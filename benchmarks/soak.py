@@ -25,7 +25,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from processes import memory
+from harness import memory
 
 import shmvec
 from shmvec._commands.measuring import described, machine

@@ -46,10 +46,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from processes import descendants
-
 from shmvec._commands.bench import DEFAULT_WORKLOADS, WORKLOADS
 from shmvec._commands.measuring import LIMIT, described, line, machine, spread, turns
+from shmvec._cores import descendants
 
 NAMES = {
     "shmvec-n": "ShmVectorEnv, a worker an env",
@@ -155,7 +154,7 @@ def _available() -> float:
 def _clear_away(process: subprocess.Popen[bytes]) -> None:
     """Ends a sample's process if it has not ended, and all that it has left."""
     begin = time.monotonic() - (LEAVE_S if process.poll() is None else 0)
-    while left := descendants():  # orphans come to this process; see main()
+    while left := descendants(os.getpid()):  # orphans come to this process; see main()
         for pid in left:
             # A resource tracker ends after those that it is for, and then removes what they left.
             if time.monotonic() > begin + LEAVE_S * (2 if _is_tracker(pid) else 1):
@@ -163,7 +162,7 @@ def _clear_away(process: subprocess.Popen[bytes]) -> None:
                     os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.01)
-        for pid in left - {process.pid}:
+        for pid in set(left) - {process.pid}:
             with contextlib.suppress(ChildProcessError):  # it is not this process's own, or gone
                 os.waitpid(pid, os.WNOHANG)
     process.wait()

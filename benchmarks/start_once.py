@@ -70,25 +70,27 @@ IMPORTS = {"shmvec-n": OURS, "shmvec": OURS, "torchrl": "torchrl.envs"}
 
 def started(start: Callable[[], Any]) -> dict[str, float]:
     """One start: the seconds to the first observation and of closing; between them, memory."""
-    from processes import cpu_s, descendants
+    from harness import cpu_s
 
-    before = time.process_time() + cpu_s(descendants())
+    from shmvec._cores import descendants
+
+    before = time.process_time() + cpu_s(descendants(os.getpid()))
     begin = time.perf_counter()
     envs = start()
     envs.reset()
     ready = time.perf_counter()
-    used = time.process_time() + cpu_s(descendants()) - before
+    used = time.process_time() + cpu_s(descendants(os.getpid())) - before
     own = isinstance(envs, gym.vector.VectorEnv)  # TorchRL's has any attribute: its envs'
     ours = envs.processes if own else multiprocessing.active_children()
     workers = {process.pid for process in ours}
     for pid in tuple(workers):
-        workers |= descendants(pid)
+        workers.update(descendants(pid))
     found = {
         "cpu_s": used,
         "workers": len(ours),
         **total(workers),
         # What else there is: a fork server, a resource tracker.
-        "server_mb": total(descendants() - workers)["pss_mb"],
+        "server_mb": total(set(descendants(os.getpid())) - workers)["pss_mb"],
     }
     begin_close = time.perf_counter()
     envs.close()
@@ -97,7 +99,7 @@ def started(start: Callable[[], Any]) -> dict[str, float]:
 
 def total(pids: Iterable[int]) -> dict[str, float]:
     """The memory of several processes together."""
-    from processes import memory
+    from harness import memory
 
     each = [memory(pid) for pid in pids]
     return {
@@ -132,7 +134,7 @@ def limit(make: Callable[[], Any], n: int) -> dict[str, float]:
 
 def bare_forks(n: int) -> dict[str, float]:
     """Forks that do nothing: the seconds until all run, and of ending them; their memory."""
-    from processes import cpu_s
+    from harness import cpu_s
 
     reading, writing = os.pipe()
     pids: list[int] = []

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import workloads
-from workloads import WORKLOADS
+from harness import WORKLOADS, arguments
 
 import shmvec
 from shmvec._commands.measuring import described, line, machine
@@ -174,7 +173,7 @@ def picture(events: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measures, or draws."""
-    parser = workloads.arguments(__doc__ or "", [], [], seconds=20.0)
+    parser = arguments(__doc__ or "", list(WORKLOADS), [8, 32], seconds=20.0)
     parser.add_argument("--picture", type=Path, help="an SVG to write instead")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

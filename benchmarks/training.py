@@ -55,15 +55,26 @@ from typing import Any
 
 import gymnasium as gym
 import torch
-from apart import Apart
-from keeping import Row, merged, read, write
+from harness import (
+    WORKLOADS,
+    Apart,
+    Row,
+    cartpole,
+    cheetah,
+    clipped,
+    cpu_s,
+    merged,
+    pong,
+    read_rows,
+    slow_cartpole,
+    write_results,
+)
 from learner import PARTS, Recipe, Threads, Training
 from offpolicy import BUFFER, DQN, SAC, OffPolicy, PixelDQN
-from processes import cpu_s, descendants
-from workloads import WORKLOADS, cartpole, cheetah, clipped, pong, slow_cartpole
 
 import shmvec
 from shmvec._commands.measuring import described, line, machine, spread, turns
+from shmvec._cores import descendants
 
 
 def bare_cheetah() -> gym.Env[Any, Any]:
@@ -234,7 +245,7 @@ def trained(
         replay = shmvec.Replay(envs, BUFFER, seed=seed) if system == "replay" else None
         training = run.recipe(envs, waits=waits, threads=threads.learning, seed=seed, replay=replay)
         iterations = -(-steps // run.num_envs)
-    workers = descendants()
+    workers = descendants(os.getpid())
     me, learner = os.getpid(), threading.get_native_id()
     begin = time.perf_counter()
     before = _cpu(me, learner), cpu_s(workers)
@@ -457,7 +468,7 @@ def main() -> None:
     setup = {**machine(), "torch": torch.__version__}
     if options.device.startswith("cuda"):
         setup["gpu"] = torch.cuda.get_device_name(options.device)
-    there = read(options.json, "training", setup)
+    there = read_rows(options.json, "training", setup)
     print(f"{described(setup)}, torch {setup['torch']}, {setup.get('gpu', 'no GPU')}\n")
     print(line(*HEAD) + "\n|" + "---|" * len(HEAD), flush=True)
     found: list[Row] = []
@@ -465,7 +476,9 @@ def main() -> None:
 
     def keep(new: list[Row]) -> None:
         everything = merged(there, [*found, *new], CELL)
-        write(options.json, {"machine": setup, "left_out": left_out, "training": everything})
+        write_results(
+            options.json, {"machine": setup, "left_out": left_out, "training": everything}
+        )
 
     for name in options.run:
         if RUNS[name].missing:

@@ -30,7 +30,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv
-from processes import descendants, memory
+from harness import memory
 
 from shmvec import ShmVectorEnv
 from shmvec._commands.measuring import (
@@ -43,6 +43,7 @@ from shmvec._commands.measuring import (
     race,
     vector_env,
 )
+from shmvec._cores import descendants
 
 PARTS = ("asleep", "resets", "compute")
 STEP_S, SPREAD_S = 0.050, 0.020
@@ -122,7 +123,7 @@ class Rounds:
 
 
 def _memory_mb() -> float:
-    return sum(memory(pid).pss for pid in (os.getpid(), *descendants()))
+    return sum(memory(pid).pss for pid in (os.getpid(), *descendants(os.getpid())))
 
 
 def _vector(make: Callable[[], Any], num_envs: int) -> Any:

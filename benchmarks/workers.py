@@ -33,8 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from keeping import Row, merged, read, write
-from workloads import WORKLOADS, arguments
+from harness import WORKLOADS, Row, arguments, merged, read_rows, write_results
 
 from shmvec import ShmVectorEnv
 from shmvec._commands.measuring import LIMIT, Slice, cells, described, line, machine, race
@@ -183,10 +182,9 @@ def main() -> None:
     """Runs the command line."""
     parser = arguments(__doc__, ["CartPole-v1"], [32])
     parser.add_argument("--num-workers", nargs="+", type=int, default=[1, 2, 3, 4, 8, 16, 32])
-    parser.add_argument("--json", type=Path, metavar="FILE")
     options: argparse.Namespace = parser.parse_args()
     setup = machine()
-    rows = read(options.json, "workers", setup)
+    rows = read_rows(options.json, "workers", setup)
     print(described(setup), "", *HEAD, sep="\n", flush=True)
     for workload in options.workload:
         if missing := WORKLOADS[workload].missing():
@@ -196,7 +194,7 @@ def main() -> None:
             found = measure(workload, n, options)
             print(*map(shown, found), sep="\n", flush=True)
             rows = merged(rows, found, ("workload", "num_envs", "workers"))
-            write(options.json, {"machine": setup, "workers": rows})
+            write_results(options.json, {"machine": setup, "workers": rows})
 
 
 def measure(workload: str, n: int, options: argparse.Namespace) -> list[Row]:

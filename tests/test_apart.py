@@ -1,4 +1,4 @@
-"""benchmarks/apart.py: contenders in processes of their own, with interpreters of their own."""
+"""benchmarks/harness.py: contenders in processes of their own, with interpreters of their own."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.deep
 @pytest.fixture
 def apart(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    from apart import Apart
+    from harness import Apart
 
     this = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(this)  # the processes find no tests

@@ -1,6 +1,5 @@
 """benchmarks/training.py: its runs learn the same, and its rows are whole."""
 
-import sys
 
 import pytest
 from processes import BENCHMARKS, run_benchmark
@@ -54,7 +53,6 @@ def test_the_same_curve(tmp_path, kind):
 
 def test_other_curves_are_reported(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.delitem(sys.modules, "processes")  # both folders have one
     from training import disagreements
 
     row = {"run": "cartpole", "threads": "1", "system": "ShmVectorEnv", "options": ""}
