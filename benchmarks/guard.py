@@ -29,13 +29,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
+from contenders import in_batches
 from harness import WORKLOADS as ENVS
 from harness import Apart
 
 import shmvec
-from shmvec._commands import bench, measuring
 from shmvec._commands.measuring import (
     LIMIT,
     Result,
@@ -79,21 +78,6 @@ def in_lockstep(envs: Any) -> Any:
     """Steps all."""
     envs.reset(seed=0)
     return lambda actions: envs.step(actions)[2:4]
-
-
-def in_batches(envs: Any) -> Any:
-    """Partial batches: what is ready first is stepped first."""
-    envs.async_reset(seed=0)
-    ids = envs.recv()[-1]["env_id"]
-
-    def step(actions: Any) -> Any:
-        nonlocal ids
-        envs.send(actions[: len(ids)], ids)
-        _, _, terminated, truncated, infos = envs.recv()
-        ids = infos["env_id"]
-        return terminated | truncated, False, ids
-
-    return step
 
 
 def masked(envs: Any) -> Any:
@@ -253,8 +237,6 @@ def main() -> int:
     rounds = options.rounds // options.starts
     if rounds * options.starts < ROUNDS_LEAST:
         parser.error(f"--rounds must be at least {ROUNDS_LEAST}")
-    for module in (bench, measuring):  # not the builds' own, which may have none
-        cloudpickle.register_pickle_by_value(module)
     lost = []
     with built(options.before) as before, built(options.after) as after:
         trees = {"before": before, "again": before, "after": after}

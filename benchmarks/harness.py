@@ -31,11 +31,13 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
+from shmvec._commands import bench, measuring
 from shmvec._commands.bench import WORKLOADS as REAL
 from shmvec._commands.bench import Workload
 from shmvec._commands.measuring import Slice
 
 __all__ = [
+    "ASLEEP",
     "ENVPOOL",
     "WORKLOADS",
     "Apart",
@@ -90,6 +92,38 @@ class Work(gym.Env[Any, Any]):
             zlib.crc32(self._step)
         self._count += 1
         return self._observation, 0.0, self._count == self._length, False, {}
+
+    def render(self) -> Any:
+        """A picture, of its own."""
+        return self._observation.copy()
+
+
+class Counting(gym.Env[Any, Any]):
+    """Counts its steps; steps and resets sleep: the env of TorchRL's own benchmarks of pools."""
+
+    observation_space = action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def __init__(self, step_s: float, reset_s: float, most: int) -> None:
+        """Takes how long, and after how many steps an episode ends."""
+        self._step_s, self._reset_s, self._most = step_s, reset_s, most
+        self._count = np.zeros(1, np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins to count."""
+        super().reset(seed=seed)
+        if self._reset_s:
+            time.sleep(self._reset_s)
+        self._count = np.zeros(1, np.float32)
+        return self._count, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Counts."""
+        if self._step_s:
+            time.sleep(self._step_s)
+        self._count = self._count + 1
+        return self._count, 1.0, bool(self._count[0] >= self._most), False, {}
 
 
 def _bytes_per_us() -> float:
@@ -160,12 +194,15 @@ def _sign(reward: Any) -> float:
 _US = _bytes_per_us()  # measured once: all contenders get the same amounts, which disturbance slows
 _FAST, _SLOW = (partial(Work, int(us * _US)) for us in (20, 200))
 
+ASLEEP = "Counting-asleep"  # so many fit on a core: its limit is a loop an env
 WORKLOADS = {
     **REAL,
     "Noop-image": Workload(partial(Work, 0, shape=(84, 84, 4))),
     **{f"Work-{us}": Workload(partial(Work, int(us * _US))) for us in (20, 50, 1000)},
     "Uneven": Workload(_FAST, others=(*[_FAST] * 6, _SLOW)),  # one of eight is ten times slower
     "Slow-resets": Workload(partial(Work, int(20 * _US), int(1000 * _US), length=100)),
+    "Counting": Workload(partial(Counting, 0.0, 0.0, 10_000_000)),
+    ASLEEP: Workload(partial(Counting, 1e-3, 0.2, 200)),
     "Ant-v5": Workload(_ant, ("mujoco",)),
     "CartPole-wrapped": Workload(cartpole),  # these as training scripts have them
     "HalfCheetah-wrapped": Workload(cheetah, ("mujoco",)),
@@ -181,12 +218,13 @@ def arguments(
     workloads: Sequence[str] = (),
     nums_envs: Sequence[int] = (),
     seconds: float = 2.0,
+    parser: argparse.ArgumentParser | None = None,
 ) -> argparse.ArgumentParser:
-    """A command line with what benchmarks let the user choose, and these defaults.
+    """A command line, or a given one, with what benchmarks let the user choose, and these defaults.
 
     Of workloads and numbers of envs only if there is a default.
     """
-    parser = argparse.ArgumentParser(
+    parser = parser or argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if workloads:
@@ -452,5 +490,6 @@ def cpu_s(pids: Iterable[int]) -> float:
     return 1e-9 * total
 
 
-# Processes of contenders may not find this file: what they need of it goes by value.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+# Processes of contenders may not find these: what they need of them goes by value.
+for _module in (bench, measuring, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(_module)

@@ -1,167 +1,180 @@
-"""ShmVectorEnv beside every peer that is installed, over envs of all speeds and many settings.
+"""ShmVectorEnv beside every other system that is installed, over envs of all speeds and settings.
 
-    python benchmarks/matrix.py                              # all of it: hours
-    python benchmarks/matrix.py --workload Noop Work-20 --num-envs 8 32 --num-workers --compute 0
+    python benchmarks/matrix.py settings                     # all of it: hours
+    python benchmarks/matrix.py settings --workload Noop Work-20 --num-envs 8 --compute 0
+    python benchmarks/matrix.py settings --adapter sb3 --num-workers --policy
+    python benchmarks/matrix.py cores --json cores.json      # by itself, in at most 25 minutes
+    python benchmarks/matrix.py cores --json cores.json --show
+    python benchmarks/matrix.py gymnasium                    # by Gymnasium's own ruler
+    python benchmarks/plot.py cores.json --out figures
 
-Each cell is a workload, a number of envs and what the parent computes between steps. In it the
-contenders take turns, in one run: ShmVectorEnv with its defaults, with each number of
-workers and each wait policy asked for, Gymnasium's vector envs, Stable-Baselines3's SubprocVecEnv,
-Tianshou's SubprocVectorEnv and ShmemVectorEnv, EnvPool's C++ envs and ALE's AtariVectorEnv (the
-ceiling, where they have the env). A peer that is not installed is left out, by name.
-
-For each the medians over the rounds: the batch step, its p50 and p99, env steps a second, their
-share of the limit (free-running loops, one a core), CPU-seconds (parent and workers) per million
-env steps, and CPU use while no env steps (`idle`: workers only, of one core). The spread is that of
-the whole cycle of step and computing. Steps are counted as Gymnasium does: a step that only resets
-is none.
-
-At the end, `lost` names the cells in which a Python peer was faster than ShmVectorEnv's defaults,
-and `policy` those in which a fixed wait policy was, by more than 10 %. Compared is the whole cycle:
+settings: a cell is a workload, a number of envs and what the parent computes between steps. In it
+all contenders take turns, in one run: ShmVectorEnv with its defaults, with each number of workers
+and each wait policy asked for, and the systems of benchmarks/contenders.py that are named, by
+default the vector envs. `bound, k` are k processes that step without any communication. One that is
+not installed is left out, by name. Given are medians over the rounds: the batch step, env steps a
+second, their share of the limit (free-running loops, one a core), and CPU-seconds (parent and
+workers) per million env steps. The spread is that of the whole cycle of step and computing. At the
+end, `lost` names the cells in which a Python peer was faster than ShmVectorEnv's defaults, and
+`policy` those in which a fixed wait policy was, by more than 10 %. Compared is the whole cycle:
 waiting workers may slow the parent's computing down.
+
+cores: on as many cores as are named and this process may use, each by an affinity, the cores of one
+NUMA node after those of another. There are --envs-per-core envs, at least 8, or --num-envs. In each
+cell (cores, workload and envs) every contender is started, alternates with the limit every 50 ms,
+and is closed before the next one starts: so many processes need not fit into memory together. The
+table has the best setting of each system; one that can not do it has a row that says why. Time is
+given out evenly to the cells that are left, and in a cell to its contenders, the first setting of
+each system before second ones: with too little, rounds are shorter, and what is left of a cell
+whose time is over is left out, by name, and the script fails in the end. What --json's file has of
+other cells and systems stays there, if machine and versions are the same: so it can be made in
+parts.
+
+gymnasium: what anybody can measure without us, `gymnasium.utils.performance.benchmark_vector_step`
+of Gymnasium 1.4: the same by turns for ShmVectorEnv and Gymnasium's vector envs. It samples actions
+while it measures.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import multiprocessing
 import os
+import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peers
-from harness import WORKLOADS, arguments, cpu_s, versions, write_results
+from contenders import ADAPTERS, CPP, HERE, OURS, PEERS, SINGLES, Bound, Start, apart, ours, systems
+from gymnasium.utils import performance
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from harness import ASLEEP, WORKLOADS, Row, arguments, cpu_s, merged, versions, write_results
 
+from shmvec import ShmVectorEnv
 from shmvec._commands.measuring import (
     LIMIT,
     Compute,
+    Limit,
+    Result,
     Slice,
     Stepper,
+    alternated,
     cells,
     described,
     line,
     machine,
     race,
+    spread,
+    turns,
 )
-from shmvec._cores import WAIT_POLICIES, descendants
+from shmvec._cores import WAIT_POLICIES, descendants, usable_cores
 
-OURS = "ShmVectorEnv"
-MORE = ("p50_us", "p99_us", "cpu_s_per_million")
+Say = Callable[[str], object]
+
+# ---- settings ------------------------------------------------------------------------------------
+
 CELL = ("workload", "num_envs", "compute_us")
 
 
 class Watched:
-    """A contender whose batch steps are timed one by one, and whose processes' CPU time is read."""
+    """A contender whose batch steps are counted, and whose processes' CPU time is read."""
 
-    def __init__(self, start: Callable[[], Stepper]) -> None:
+    def __init__(self, start: Callable[[], Any]) -> None:
         """Starts it."""
-        before = set(descendants(os.getpid()))
-        self._stepper = start()
-        self._processes = set(descendants(os.getpid())) - before
-        self._step, self._stepper.step = self._stepper.step, self._timed
-        self._times: list[float] = []
-        self._turns: list[tuple[int, float, float]] = []  # batch steps, CPU-seconds, env steps
-        self.close = self._stepper.close
+        before = descendants(os.getpid())
+        self._contender = start()
+        self._processes = set(descendants(os.getpid())).difference(before)
+        self._turns: list[tuple[float, float]] = []  # CPU-seconds, env steps
+        self._batches = 0
+        self.close = self._contender.close
+        if isinstance(self._contender, Stepper):
+            self._step, self._contender.step = self._contender.step, self._counted
 
-    def _timed(self, actions: Any) -> Any:
-        start = time.perf_counter()
-        ends = self._step(actions)
-        self._times.append(time.perf_counter() - start)
-        return ends
+    def _counted(self, actions: Any) -> Any:
+        self._batches += 1
+        return self._step(actions)
 
     def run(self, seconds: float) -> Slice:
         """One turn."""
-        begin = len(self._times)
-        before = time.process_time() + self.cpu_s()
-        one = self._stepper.run(seconds)
-        used = time.process_time() + self.cpu_s() - before
-        batches = len(self._times) - begin
-        self._turns.append((batches, used, one.steps_per_s * one.batch_us * batches / 1e6))
+        before, self._batches = self._used(), 0
+        one: Slice = self._contender.run(seconds)
+        steps = one.steps_per_s * one.batch_us * self._batches / 1e6
+        self._turns.append((self._used() - before, steps))
         return one
 
-    def figures(self) -> dict[str, float]:
-        """Of all turns together, without the warm-up."""
-        (warm_up, *_), *turns = self._turns
-        _, used, steps = map(sum, zip(*turns, strict=True))
-        quantiles = 1e6 * np.percentile(self._times[warm_up:], (50, 99))
-        return dict(zip(MORE, (*quantiles, 1e6 * used / max(1, steps)), strict=True))
+    def _used(self) -> float:
+        return time.process_time() + cpu_s(self._processes)
 
-    def cpu_s(self) -> float:
-        """What its processes, other than this one, have used so far."""
-        return cpu_s(self._processes)
+    def cpu_s_per_million(self) -> float:
+        """Of all turns together, without the warm-up; 0 of those whose batches are not counted."""
+        used, steps = map(sum, zip(*self._turns[1:], strict=True))
+        return 1e6 * used / steps if steps else 0.0
 
 
-def contenders(workload: str, n: int, options: argparse.Namespace) -> dict[str, peers.Start]:
+def contenders(workload: str, n: int, options: argparse.Namespace) -> dict[str, Start]:
     """All that take part, by name."""
     fns = WORKLOADS[workload].fns(n)
-    starts = {OURS: peers.ours(fns)}
-    for count in sorted({min(int(count), n) for count in options.num_workers if count != "N"}):
-        starts[f"{OURS}, {count} workers"] = peers.ours(fns, num_workers=count)
+    starts: dict[str, Start] = {OURS: partial(ours, fns)}
+    counts = sorted({min(int(count), n) for count in options.num_workers if count != "N"})
+    for count in counts:
+        starts[f"{OURS}, {count} workers"] = partial(ours, fns, num_workers=count)
+        if options.bound:
+            starts[f"bound, {count}"] = partial(Bound, fns, processes=count)
     if "N" in options.num_workers:
-        starts[f"{OURS}, a worker an env"] = peers.ours(fns, num_workers=n)
+        starts[f"{OURS}, a worker an env"] = partial(ours, fns, num_workers=n)
     for policy in options.policy:
-        starts[f"{OURS}, {policy}"] = peers.ours(fns, wait_policy=policy)
-    return starts | (peers.peers(workload, fns) if options.peers else {})
+        starts[f"{OURS}, {policy}"] = partial(ours, fns, wait_policy=policy)
+    known = systems(workload, n)
+    for name in [*options.system, *(one for of in options.adapter for one in ADAPTERS[of])]:
+        for setting, start in known[name].items():
+            starts[f"{name}, {setting}" if setting else name] = start
+    return starts
 
 
-def measure(
+def measured(
     workload: str, n: int, compute_us: float, options: argparse.Namespace, left_out: dict[str, str]
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """One cell."""
     compute = Compute(compute_us) if compute_us else None
     watched: dict[str, Watched] = {}
-    idle: dict[str, float] = {}
     burner = multiprocessing.Process(target=_burn, daemon=True)
 
     def started(running: Mapping[str, Any]) -> None:
         watched.update({name: one for name, one in running.items() if name != LIMIT})
-        if options.idle:
-            idle.update(_rest(watched))
         if options.burner:
             burner.start()
 
+    loops = n if workload == ASLEEP else usable_cores()
+    starts: dict[str, Callable[[], Any]] = {LIMIT: partial(Limit, WORKLOADS[workload].makes, loops)}
+    for name, start in contenders(workload, n, options).items():
+        starts[name] = partial(Watched, partial(start, compute))
     try:
-        results = race(
-            {
-                name: partial(Watched, partial(start, compute))
-                for name, start in contenders(workload, n, options).items()
-            },
-            options.seconds,
-            limit=WORKLOADS[workload].makes,
-            left_out=left_out,
-            started=started,
-        )
+        results = race(starts, options.seconds, left_out=left_out, started=started)
     finally:
         if burner.pid is not None:
             burner.kill()
             burner.join()
-    cell = {"workload": workload, "num_envs": n, "compute_us": compute_us}
     return [
         {
-            **cell,
+            "workload": workload,
+            "num_envs": n,
+            "compute_us": compute_us,
             "system": name,
             **result.figures(results[LIMIT]),
             "batch_us": result.median.batch_us - result.median.compute_us,
             "cycle_us": result.median.batch_us,
-            "idle_cpu": idle.get(name, 0.0),
-            **(watched[name].figures() if name in watched else dict.fromkeys(MORE, 0.0)),
+            "cpu_s_per_million": watched[name].cpu_s_per_million() if name in watched else 0.0,
         }
         for name, result in results.items()
     ]
-
-
-def _rest(watched: Mapping[str, Watched]) -> dict[str, float]:
-    """CPU use while no env steps: a second to calm down, and one that is measured."""
-    time.sleep(1)
-    start, before = time.perf_counter(), {name: one.cpu_s() for name, one in watched.items()}
-    time.sleep(1)
-    passed = time.perf_counter() - start
-    return {name: (one.cpu_s() - before[name]) / passed for name, one in watched.items()}
 
 
 def _burn() -> None:
@@ -170,37 +183,254 @@ def _burn() -> None:
         pass
 
 
-def _cells(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Each cell: ShmVectorEnv with its defaults, and the others."""
-    for ours in (row for row in rows if row["system"] == OURS):
-        cell = [row for row in rows if all(row[key] == ours[key] for key in CELL)]
-        yield ours, [row for row in cell if row["system"] not in (OURS, LIMIT)]
-
-
-def lost(rows: list[dict[str, Any]]) -> Iterator[str]:
+def lost(rows: list[Row]) -> Iterator[str]:
     """Cells in which a Python peer was faster, or a fixed policy by more than 10 %."""
-    policies = {f"{OURS}, {policy}" for policy in WAIT_POLICIES}
-    for ours, others in _cells(rows):
-        for row in others:
-            if row["system"] in policies:
-                word, factor = "policy", 1.1
-            elif OURS in row["system"] or peers.CPP in row["system"]:
+    factors = dict.fromkeys(PEERS, 1.0) | {f"{OURS}, {policy}": 1.1 for policy in WAIT_POLICIES}
+    ours = {tuple(row[key] for key in CELL): row for row in rows if row["system"] == OURS}
+    for row in rows:
+        cell, system = ours[tuple(row[key] for key in CELL)], row["system"]
+        factor = 0.0 if CPP in system else factors.get(system, 0.0)
+        if 0 < factor * row["cycle_us"] < cell["cycle_us"]:
+            yield (
+                f"{'lost' if system in PEERS else 'policy'}: {row['workload']}, "
+                f"{row['num_envs']} envs, parent computes {row['compute_us']:.0f} µs: {system} "
+                f"{row['cycle_us']:.1f} µs a cycle ± {row['spread']:.0%}, {OURS} "
+                f"{cell['cycle_us']:.1f} ± {cell['spread']:.0%}"
+            )
+
+
+def settings(options: argparse.Namespace) -> None:
+    """All cells."""
+    setup = {**machine(), "libraries": versions()}
+    print(described(setup))
+    print("\n| workload | envs | parent, µs | system | batch, µs | spread | steps/s ", end="")
+    print("| of the limit | CPU s/10⁶ |\n|" + "---|" * 9)
+    rows: list[Row] = []
+    left_out: dict[str, str] = {}
+    combinations = list(product(options.workload, options.num_envs, options.compute))
+    for number, (workload, n, us) in enumerate(combinations, 1):
+        title = f"[{number}/{len(combinations)}] {workload}, {n} envs, {us:.0f} µs"
+        print(title, file=sys.stderr, flush=True)
+        cell = measured(workload, n, us, options, left_out)
+        rows += cell
+        for row in cell:
+            shown = row["workload"], row["num_envs"], f"{row['compute_us']:.0f}", row["system"]
+            print(line(*shown, *cells(row), f"{row['cpu_s_per_million']:,.1f}"), flush=True)
+        write_results(options.json, {"machine": setup, "left_out": left_out, "rows": rows})
+    for name, why in left_out.items():
+        print(f"left out: {name} ({why})")
+    for complaint in lost(rows):
+        print(complaint)
+
+
+# ---- cores ---------------------------------------------------------------------------------------
+
+NODES = Path("/sys/devices/system/node")
+ROUNDS = 5
+LEAST_S = 0.05  # of a round
+WARM_UP_S = 0.1
+NO_TIME = "no time"
+
+
+def nodes() -> dict[int, int]:
+    """The NUMA node of each usable core."""
+    found = {core: 0 for core in os.sched_getaffinity(0)}
+    for folder in NODES.glob("node[0-9]*"):
+        for part in (folder / "cpulist").read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            for core in range(int(first), int(last or first) + 1) if first else ():
+                if core in found:
+                    found[core] = int(folder.name.removeprefix("node"))
+    return found
+
+
+def _unable(why: str) -> Any:
+    raise RuntimeError(why)
+
+
+def alone(
+    workload: str, n: int, options: argparse.Namespace
+) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """What starts each system: the first setting of each, then the second ones."""
+    known = systems(workload, n)
+    asked = options.system or [name for name in known if name not in NOT_ON_CORES]
+    if missing := WORKLOADS[workload].missing():
+        why = f"{' and '.join(missing)} not installed"
+        known = {name: {"": partial(_unable, why)} for name in asked}
+    for number in range(max(1, *(len(known[name]) for name in asked))):
+        for name in asked:
+            if not known[name] and number == 0:
+                why = "it has no such env" if CPP in name else f"no setting divides {n} envs"
+                yield name, "", partial(_unable, why)
+            for setting, start in list(known[name].items())[number : number + 1]:
+                python = options.python.get(name, sys.executable)
+                yield name, setting, start if name in HERE else partial(apart, start, python)
+
+
+def cell(
+    workload: str, n: int, options: argparse.Namespace, deadline: float, say: Say
+) -> Iterator[list[Row]]:
+    """All contenders, one after the other, until the deadline: all rows so far, after each."""
+    every = list(alone(workload, n, options))
+    rows: list[Row] = []
+    with contextlib.closing(
+        Limit([WORKLOADS[workload].make], len(os.sched_getaffinity(0)))
+    ) as limit:
+        limit.run(WARM_UP_S)
+        for number, (system, setting, start) in enumerate(every):
+            row: Row = {"system": system, "setting": setting}
+            rows.append(row)
+            begin = time.perf_counter()
+            share = (deadline - begin) / (len(every) - number)
+            if share < 2 * ROUNDS * LEAST_S:
+                row["reason"] = NO_TIME
+                yield rows
                 continue
+            try:
+                it, theirs = _beside(start, limit, begin + share, options.seconds)
+            except Exception as error:  # whatever a peer can not do
+                row["reason"] = next(iter(str(error).splitlines()), type(error).__name__)
             else:
-                word, factor = "lost", 1.0
-            if factor * row["cycle_us"] < ours["cycle_us"]:
-                yield (
-                    f"{word}: {ours['workload']}, {ours['num_envs']} envs, parent computes "
-                    f"{ours['compute_us']:.0f} µs: {row['system']} {row['cycle_us']:.1f} µs a "
-                    f"cycle ± {row['spread']:.0%}, {OURS} {ours['cycle_us']:.1f} ± "
-                    f"{ours['spread']:.0%}"
+                row.update({name: round(of, 4) for name, of in it.figures(theirs).items()})
+            yield rows
+            say(f"{system} {setting}: {time.perf_counter() - begin:.1f} s")
+
+
+def _beside(
+    start: Callable[[], Any], limit: Limit, until: float, seconds: float
+) -> tuple[Result, Result]:
+    """One contender, and the limit beside it."""
+    with contextlib.closing(start()) as running:
+        running.run(WARM_UP_S)
+        left = max(2 * ROUNDS * LEAST_S, min(seconds, until - time.perf_counter()))
+        found = alternated({"it": running, LIMIT: limit}, left / 2, ROUNDS)
+        return found["it"], found[LIMIT]
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines: of each system the best setting, or why it has none."""
+    workloads = list(WORKLOADS)
+    best: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        order = [*systems(row["workload"], row["num_envs"]), row["system"]]
+        place = workloads.index(row["workload"]), row["num_envs"], row["cores"]
+        key = (*place, order.index(row["system"]), row["system"])
+        if row.get("share_of_limit", -1) > best.setdefault(key, row).get("share_of_limit", -1):
+            best[key] = row
+    head = "workload", "cores", "NUMA", "envs", "system", "setting", "batch, µs", "spread"
+    yield line(*head, "steps/s", "of the limit")
+    yield "|---|--:|--:|--:|---|---|--:|--:|--:|--:|"
+    for _, row in sorted(best.items()):
+        shown = [row[name] for name in ("workload", "cores", "numa_nodes", "num_envs", "system")]
+        yield line(*shown, row.get("reason", row["setting"]), *cells(row))
+
+
+def on_cores(options: argparse.Namespace, say: Say) -> Iterator[list[Row]]:
+    """All cells that were asked for: the rows of each so far, after each contender."""
+    begin = time.perf_counter()
+    places = nodes()
+    order = sorted(places, key=lambda core: (places[core], core))
+    missing = [count for count in options.cores if count > len(order)]
+    if missing:
+        print(f"not run, there are no more cores: {', '.join(map(str, missing))}")
+    todo = [
+        (count, name, n)
+        for count in options.cores
+        if count <= len(order)
+        for name in options.workload
+        for n in options.num_envs or [max(8, options.envs_per_core * count)]
+    ]
+    for number, (count, name, n) in enumerate(todo):
+        say(f"[{number + 1}/{len(todo)}] {name}, {count} cores, {n} envs")
+        used = order[:count]
+        spans = len({places[core] for core in used})
+        where = {"workload": name, "cores": count, "numa_nodes": spans, "num_envs": n}
+        os.sched_setaffinity(0, used)
+        try:
+            left = 60 * options.minutes - (time.perf_counter() - begin)
+            deadline = time.perf_counter() + left / (len(todo) - number)
+            for rows in cell(name, n, options, deadline, say):
+                yield [{**where, **row} for row in rows]
+        finally:
+            os.sched_setaffinity(0, order)
+
+
+def cores(options: argparse.Namespace) -> None:
+    """Measures, or shows what is there."""
+    options.python = dict(options.python)
+    results: dict[str, Any] = {}
+    lacking = False
+    if options.json is not None and options.json.exists():
+        results = json.loads(options.json.read_text())
+    if options.show and not results:
+        sys.exit("--show prints what is in --json's file, and there is none")
+    if not options.show:
+        setup = {
+            **machine(),
+            "numa_nodes": len(set(nodes().values())),
+            "libraries": versions(),
+            "apart": {system: versions(python) for system, python in options.python.items()},
+        }
+        if results and (setup | {"apart": 0} != results["machine"] | {"apart": 0}):
+            sys.exit(f"{options.json} is of another machine or other versions")
+        setup["apart"] = {**results.get("machine", setup)["apart"], **setup["apart"]}
+        results = {"machine": setup, "cores": results.get("cores", [])}
+        for rows in on_cores(options, partial(print, file=sys.stderr, flush=True)):
+            lacking |= rows[-1].get("reason") == NO_TIME
+            key = "workload", "cores", "num_envs", "system"
+            results["cores"] = merged(results["cores"], rows, key)
+            write_results(options.json, results)
+    setup = results["machine"]
+    print(f"{described(setup)}, {setup['numa_nodes']} NUMA nodes")
+    for system, found in {"": setup["libraries"], **setup["apart"]}.items():
+        print(f"{system}: " * bool(system) + ", ".join(map(" ".join, found.items())))
+    print("", *table(results["cores"]), sep="\n", flush=True)
+    if lacking:
+        sys.exit("there was no time for some of them: see the table")
+
+
+# ---- gymnasium -----------------------------------------------------------------------------------
+
+
+def gymnasium(options: argparse.Namespace) -> None:
+    """Prints what Gymnasium's own ruler says."""
+    if not hasattr(performance, "benchmark_vector_step"):
+        sys.exit("this Gymnasium has no benchmark_vector_step: 1.4 has")
+    kinds: list[Any] = [ShmVectorEnv, AsyncVectorEnv, SyncVectorEnv]
+    rows: list[Row] = []
+    print(described(machine()))
+    print("\n| workload | envs | system | steps/s | spread | × Async |\n|---|--:|---|--:|--:|--:|")
+    for workload, n in product(options.workload, options.num_envs):
+        with contextlib.ExitStack() as stack:
+            running = {
+                kind.__name__: stack.enter_context(
+                    contextlib.closing(kind(WORKLOADS[workload].fns(n)))
                 )
+                for kind in kinds
+            }
+            rates: dict[str, list[float]] = {name: [] for name in running}
+            for order in turns(running, options.rounds):
+                for name in order:
+                    share: Any = options.seconds / options.rounds
+                    rates[name].append(performance.benchmark_vector_step(running[name], share, 0))
+        for name, each in rates.items():
+            row = {"workload": workload, "num_envs": n, "system": name, "spread": spread(each)}
+            row["steps_per_s"] = statistics.median(each)
+            row["times_async"] = float(np.median(np.divide(each, rates["AsyncVectorEnv"])))
+            rows.append(row)
+            shown = (
+                f"{row['steps_per_s']:,.0f}",
+                f"{row['spread']:.0%}",
+                f"{row['times_async']:.2f}",
+            )
+            print(line(workload, n, name, *shown), flush=True)
+    write_results(options.json, {"machine": machine(), "gymnasium": rows})
 
 
-def _line(row: dict[str, Any]) -> str:
-    more = (f"{row[name]:,.1f}" for name in MORE)
-    cell = row["workload"], row["num_envs"], f"{row['compute_us']:.0f}", row["system"]
-    return line(*cell, *cells(row), *more, f"{row['idle_cpu']:.3%}")
+# ---- the command line ----------------------------------------------------------------------------
+
+NOT_ON_CORES = (*SINGLES, *(name for of in ADAPTERS.values() for name in of if name not in PEERS))
+BARE = ["CartPole-v1", "HalfCheetah-v5", "ALE/Pong-v5"]
 
 
 def _count(text: str) -> str:
@@ -209,42 +439,56 @@ def _count(text: str) -> str:
     return text
 
 
+def _named(given: str) -> tuple[str, str]:
+    system, _, python = given.rpartition("=")
+    return system, python
+
+
 def main() -> None:
     """Runs the command line."""
-    parser = arguments(__doc__, list(WORKLOADS), [1, 2, 8, 32, 128])
-    parser.add_argument(
-        "--num-workers",
-        nargs="*",
-        type=_count,
-        default=["1", "2", "8", "N"],
-        help="besides the default number; N: one for each env",
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--policy", nargs="*", choices=WAIT_POLICIES[1:], default=WAIT_POLICIES[1:])
-    parser.add_argument("--compute", nargs="+", type=float, default=[0, 200, 2000], metavar="US")
-    parser.add_argument("--no-peers", dest="peers", action="store_false", help="only ShmVectorEnv")
-    parser.add_argument("--burner", action="store_true", help="let a foreign process burn a core")
-    parser.add_argument("--idle", action="store_true", help="measure CPU use while idle, too")
+    what = parser.add_subparsers(dest="what", required=True)
+    known = list(systems("Noop", 2))
+
+    one = what.add_parser("settings", help="all in one run, at many settings")
+    arguments("", list(WORKLOADS), [1, 2, 8, 32, 128], parser=one)
+    more = "besides the default number; N: one for each env"
+    one.add_argument(
+        "--num-workers", nargs="*", type=_count, default=["1", "2", "8", "N"], help=more
+    )
+    one.add_argument("--policy", nargs="*", choices=WAIT_POLICIES[1:], default=WAIT_POLICIES[1:])
+    one.add_argument("--compute", nargs="+", type=float, default=[0, 200, 2000], metavar="US")
+    one.add_argument("--system", nargs="*", choices=known, default=PEERS, metavar="SYSTEM")
+    one.add_argument("--adapter", nargs="+", choices=ADAPTERS, default=[], help="and its system")
+    one.add_argument("--bound", action="store_true", help="processes without communication, too")
+    one.add_argument("--burner", action="store_true", help="let a foreign process burn a core")
+
+    one = what.add_parser("cores", help="all, one after the other, on 1 to 16 cores")
+    arguments("", [*BARE, "Noop-image"], seconds=6.0, parser=one)
+    one.add_argument("--num-envs", nargs="+", type=int, help="in place of --envs-per-core")
+    one.add_argument("--envs-per-core", type=int, default=8)
+    one.add_argument("--cores", nargs="+", type=int, default=[1, 2, 4, 8, 16])
+    one.add_argument("--system", nargs="+", choices=known, metavar="SYSTEM", help="only these")
+    one.add_argument("--minutes", type=float, default=25.0, help="for all")
+    one.add_argument(
+        "--python",
+        action="append",
+        type=_named,
+        default=[],
+        metavar="SYSTEM=INTERPRETER",
+        help="one for a system alone, but for ours and Gymnasium's",
+    )
+    one.add_argument("--show", action="store_true", help="print what is there, measure nothing")
+
+    one = what.add_parser("gymnasium", help="by Gymnasium's own ruler")
+    arguments("", ["CartPole-v1"], [8], 15.0, parser=one)
+    one.add_argument("--rounds", type=int, default=3)
+
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of peers; none of ours
-
-    print(described(machine()))
-    print("\n| workload | envs | parent, µs | system | batch, µs | spread | steps/s ", end="")
-    print("| of the limit | p50 | p99 | CPU s/10⁶ | idle |\n|" + "---|" * 12)
-    rows: list[dict[str, Any]] = []
-    left_out: dict[str, str] = {}
-    combinations = list(product(options.workload, options.num_envs, options.compute))
-    for number, (workload, n, us) in enumerate(combinations, 1):
-        title = f"[{number}/{len(combinations)}] {workload}, {n} envs, {us:.0f} µs"
-        print(title, file=sys.stderr, flush=True)
-        cell = measure(workload, n, us, options, left_out)
-        rows += cell
-        print("\n".join(map(_line, cell)), flush=True)
-        setup = {**machine(), "libraries": versions()}
-        write_results(options.json, {"machine": setup, "left_out": left_out, "rows": rows})
-    for name, why in left_out.items():
-        print(f"left out: {name} ({why})")
-    for complaint in lost(rows):
-        print(complaint)
+    {"settings": settings, "cores": cores, "gymnasium": gymnasium}[options.what](options)
 
 
 if __name__ == "__main__":

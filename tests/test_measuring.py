@@ -51,7 +51,7 @@ def test_a_race():
     assert results["a"].median == Slice(2, 5e5) and results["b"].median.batch_us == 4
     assert results["a"].spread == 1 and results["b"].spread == 0.5
     assert results["b"].ratio(results["a"], "batch_us") == 2  # of 4, 2 and 2
-    assert results["a"].ratio(results["b"]) == 2
+    assert results["a"].ratio(results["b"]) == pytest.approx(2)
     row = results["a"].figures(results["b"])
     assert line("a", *cells(row)) == "| a | 2.0 | 100% | 500,000 | 2.00 |"
     assert cells({"steps_per_s": 1000}) == ["", "", "1,000", ""]

@@ -721,9 +721,6 @@ def test_its_benchmarks_run(tmp_path):
         *["lockstep", "pipeline", "two groups"],
     ]
     assert "× lockstep" in shown
-    cells = ("--cell", "dispatch", "--systems")
-    _, results = run_benchmark("dispatch.py", tmp_path, *arguments, *cells)
-    assert [row["system"] for row in results["rows"]] == ["shmvec"]
     if importlib.util.find_spec("torch") is not None:
         few = ("--envs", "2", "--device", "cpu", "--workers", "1")
         shown, results = run_benchmark("device.py", tmp_path, *arguments, *few)

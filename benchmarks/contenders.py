@@ -1,0 +1,810 @@
+"""All that benchmarks/matrix.py lets take turns: a function a system, and one table of them.
+
+Each steps envs through the system's own public API. Functions import what they need, so that a
+system that is not installed is left out; each takes functions that make envs, and returns a
+contender of a race. The table has the settings of each system, the likeliest first: PufferLib's are
+those that its autotune tries for so many envs, those of others are their kinds of exchange, numbers
+of workers and sizes of batches. An adapter stands beside the system whose interface it has.
+
+All step random actions, but for Sample Factory, whose sampler has no way to do without a policy: it
+runs a small network, on a CPU. RLlib's runner draws random actions, and makes episodes; it is used
+as it is, without Ray's processes, which it does not need.
+
+    pip install torchrl==0.14.1 'ray[rllib]==2.60.0' envpool==1.2.5
+
+PufferLib 3.0.0 builds with C libraries that it downloads. Without them: unpack the sdist, add the
+line `c_extension_paths = []` below `c_extensions = []` in its setup.py, and install it by
+`NO_OCEAN=1 NO_TRAIN=1 pip install --no-deps --no-build-isolation .`, which wants Cython, torch,
+gym, pygame and psutil. Its vector.Multiprocessing is Python and has all of its parts so.
+
+Sample Factory 2.1.1 asks for an older Gymnasium, and with NumPy 2.4 its sampling fails unless it is
+batched ("setting an array element with a sequence"). So it has a virtual environment of its own:
+`pip install 'numpy<2.4' gymnasium torch cloudpickle` (and mujoco or ale-py), `pip install --no-deps
+sample-factory signal-slot-mp faster-fifo`, and what is then missing; `--python 'Sample
+Factory=PATH'` names its interpreter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from harness import ENVPOOL, WORKLOADS, Apart
+
+import shmvec
+from shmvec._commands.measuring import Compute, Slice, Stepper, vector_env
+from shmvec._cores import split_evenly, usable_cores
+
+__all__ = [
+    "ADAPTERS",
+    "Bound",
+    "CPP",
+    "HERE",
+    "OURS",
+    "PEERS",
+    "Start",
+    "apart",
+    "in_batches",
+    "systems",
+]
+
+OURS, PARTIAL = "ShmVectorEnv", "ShmVectorEnv, partial"
+CPP = " (C++)"  # in the names of those that do not run Python envs
+FRAGMENT = 64  # steps of each env that a sampler is asked for at once
+QUEUED = 16  # fragments of a turn, where some have been made before it
+LEAD_S = 0.02  # of a turn, not measured: one that was stopped finds its way back
+PATIENCE_S = 60
+LINE = 128  # bytes: what is one core's is not on a line with what is another's
+
+Fns = Sequence[Callable[[], Any]]
+# Makes a contender, in the process where it is called, whose parent computes between steps.
+Start = Callable[..., Any]
+
+
+# ---- ways to step --------------------------------------------------------------------------------
+
+
+def in_batches(envs: Any) -> Callable[[Any], Any]:
+    """Partial batches of ShmVectorEnv: what is ready first is stepped first."""
+    envs.async_reset(seed=0)
+    ids = envs.recv()[-1]["env_id"]
+
+    def step(actions: Any) -> Any:
+        nonlocal ids
+        envs.send(actions[: len(ids)], ids)
+        _, _, terminated, truncated, infos = envs.recv()
+        ids = infos["env_id"]
+        return terminated | truncated, False, ids
+
+    return step
+
+
+def every_step(
+    envs: Any,
+    n: int,
+    sample: Callable[[], Any],
+    compute: Compute | None,
+    step: Callable[[Any], object] | None = None,
+) -> Stepper:
+    """A system that resets what is over in the same step, so that each one counts."""
+    step = step or envs.step
+
+    def one(actions: Any) -> None:
+        step(actions)
+
+    return Stepper(one, sample, n, compute=compute, close=envs.close)
+
+
+def of_four(envs: Any, n: int, compute: Compute | None) -> Stepper:
+    """A system whose step returns observations, rewards, dones and infos, and resets what is over.
+
+    Such are OpenAI baselines and Stable-Baselines3.
+    """
+    envs.action_space.seed(0)
+    envs.reset()
+    return every_step(envs, n, lambda: [envs.action_space.sample() for _ in range(n)], compute)
+
+
+class Sampler:
+    """A contender that is asked for many steps at once."""
+
+    def __init__(
+        self, n: int, sample: Callable[[], int], close: Callable[[], object], least: int = 1
+    ) -> None:
+        """Prepares to sample.
+
+        Args:
+            n: Number of envs.
+            sample: Makes some steps, a fragment, and counts them.
+            close: Ends it.
+            least: The fewest fragments of a turn.
+        """
+        self._n, self._sample, self.close, self._least = n, sample, close, least
+
+    def run(self, seconds: float) -> Slice:
+        """One turn, of at least so many seconds."""
+        steps, fragments, start = 0, 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds or fragments < self._least:
+            steps += self._sample()
+            fragments += 1
+        return Slice(1e6 * elapsed * self._n / steps, steps / elapsed)
+
+
+# ---- ours, and others with Gymnasium's interface -------------------------------------------------
+
+
+def ours(fns: Fns, compute: Compute | None = None, **options: Any) -> Stepper:
+    """ShmVectorEnv in lockstep."""
+    return vector_env(partial(shmvec.ShmVectorEnv, fns, **options), compute)
+
+
+def ours_in_batches(fns: Fns, compute: Compute | None = None, **options: Any) -> Stepper:
+    """ShmVectorEnv in partial batches."""
+    envs = shmvec.ShmVectorEnv(fns, **options)
+    envs.action_space.seed(0)
+    sample = envs.action_space.sample
+    return Stepper(in_batches(envs), sample, len(fns), compute=compute, close=envs.close)
+
+
+def our_singles(fns: Fns, compute: Compute | None = None) -> Stepper:
+    """ShmVectorEnv as TorchRL's benchmarks of single steps use a pool: what is ready."""
+    n = len(fns)
+    envs = shmvec.ShmVectorEnv(
+        fns, num_workers=n, batch_size=n, autoreset_mode=AutoresetMode.SAME_STEP
+    )
+    envs.async_reset(seed=0)
+    ids, no = envs.recv()[4]["env_id"], np.zeros(n, bool)  # resets are no steps of their own
+
+    def step(actions: Any) -> Any:
+        nonlocal ids
+        envs.send(actions[: len(ids)], ids)
+        ids = envs.recv(min_envs=1)[4]["env_id"]
+        return no[: len(ids)], False, ids
+
+    return Stepper(step, envs.action_space.sample, n, compute=compute, close=envs.close)
+
+
+def of_gymnasium(kind: Callable[[Fns], Any], fns: Fns, compute: Compute | None = None) -> Stepper:
+    """A vector env of Gymnasium's."""
+    return vector_env(partial(kind, fns), compute)
+
+
+def ale(fns: Fns, compute: Compute | None = None) -> Stepper:
+    """ALE's own vector env."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    return vector_env(partial(AtariVectorEnv, "pong", len(fns)), compute)
+
+
+def envpool(task: Any, fns: Fns, compute: Compute | None = None) -> Stepper:
+    """EnvPool's envs, by the name of a task."""
+    import envpool
+
+    envs, n = envpool.make_gymnasium(task, num_envs=len(fns)), len(fns)
+    envs.action_space.seed(0)
+    envs.reset()
+    return Stepper(
+        lambda actions: envs.step(actions)[2:4],
+        lambda: np.array([envs.action_space.sample() for _ in range(n)]),
+        n,
+        compute=compute,
+        close=envs.close,
+    )
+
+
+class Bound:
+    """Processes that take turns on the cores, without any communication: what so many could reach.
+
+    In its turn each steps its envs once. They do not communicate, but they have their own copies of
+    all that an interpreter touches, and a step that follows another process's finds none of that in
+    the core's caches. Only the stepping counts, as if handing a core over took no time: a batch
+    step is as long as the turns on the core where they take longest. No order in which workers run,
+    each at one go and always on its core, is faster than that.
+    """
+
+    def __init__(self, fns: Fns, compute: Compute | None = None, processes: int = 1) -> None:
+        """Starts them, an equal number on each core."""
+        context = multiprocessing.get_context("fork")
+        cores = sorted(os.sched_getaffinity(0))
+        self._num_envs, self._cores = len(fns), len(cores)
+        self._turns = mmap.mmap(-1, LINE * len(cores))  # how many a core has seen
+        self._pipes, self._processes = [], []
+        for index, envs in enumerate(split_evenly(len(fns), processes)):
+            here, place = index % len(cores), index // len(cores)
+            among = len(range(here, processes, len(cores)))
+            mine, theirs = context.Pipe()
+            number = np.frombuffer(self._turns, np.int64, 1, LINE * here)
+            args = (fns[envs.start : envs.stop], cores[here], number, place, among, theirs)
+            process = context.Process(target=_take_turns, args=args, daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(mine)
+            self._processes.append(process)
+
+    def run(self, seconds: float) -> Slice:
+        """One turn: a batch step as if there were nothing but stepping."""
+        self._turns[:] = bytes(len(self._turns))
+        for pipe in self._pipes:
+            pipe.send(seconds)
+        turns_us = [pipe.recv() for pipe in self._pipes]
+        batch_us = max(sum(turns_us[core :: self._cores]) for core in range(self._cores))
+        return Slice(batch_us, 1e6 * self._num_envs / batch_us)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            pipe.send(None)
+            process.join()
+            pipe.close()
+
+
+def _take_turns(fns: Fns, core: int, number: Any, place: int, among: int, pipe: Connection) -> None:
+    """Steps envs for the time given, when it is its turn: answers how long a turn takes, in µs."""
+    os.sched_setaffinity(0, {core})
+    envs = [make() for make in fns]
+    envs[0].action_space.seed(0)
+    actions = [envs[0].action_space.sample() for _ in range(64)]
+    for env in envs:
+        env.reset(seed=0)
+    clock, give_way = time.perf_counter_ns, os.sched_yield
+    while (seconds := pipe.recv()) is not None:
+        count = stepping_ns = 0
+        end = clock() + int(1e9 * seconds)
+        while (now := clock()) < end:
+            if number[0] % among != place:
+                give_way()
+                continue
+            action = actions[count % 64]
+            for env in envs:
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    env.reset()
+            stepping_ns += clock() - now
+            count += 1
+            number[0] += 1
+        pipe.send(stepping_ns / 1e3 / max(1, count))
+    for env in envs:
+        env.close()
+
+
+# ---- frameworks ----------------------------------------------------------------------------------
+
+
+def _torchrl_env(make: Callable[[], Any]) -> Any:
+    from torchrl.envs import GymWrapper
+
+    return GymWrapper(make())
+
+
+def torchrl_parallel(fns: Fns, compute: Compute | None = None, workers: int = 1) -> Stepper:
+    """TorchRL's ParallelEnv: shared memory."""
+    import torch
+    from torchrl.envs import ParallelEnv, SerialEnv
+
+    torch.set_num_threads(1)
+    n, one = len(fns), partial(_torchrl_env, fns[0])
+    if workers < n:
+        one = partial(SerialEnv, n // workers, one)
+    envs = ParallelEnv(workers, one, mp_start_method="fork")
+    root = envs.reset()
+
+    def step(action: Any) -> None:
+        nonlocal root
+        _, root = envs.step_and_maybe_reset(root.set("action", action))
+
+    return Stepper(step, envs.action_spec.rand, n, compute=compute, close=envs.close)
+
+
+def torchrl_async(
+    fns: Fns, compute: Compute | None = None, batch: int = 1, **options: Any
+) -> Stepper:
+    """TorchRL's AsyncEnvPool."""
+    import torch
+    from torchrl.envs import AsyncEnvPool
+
+    torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # torchrl's spawn: 3 s of imports each
+    made = [partial(_torchrl_env, fn) for fn in fns]
+    envs = AsyncEnvPool(made, backend="multiprocessing", exchange="shm", **options)
+    root = envs.reset()
+
+    def step(action: Any) -> None:
+        nonlocal root
+        envs.async_step_and_maybe_reset_send(root.set("action", action[: len(root)]))
+        _, root = envs.async_step_and_maybe_reset_recv(min_get=batch, max_get=batch)
+
+    return Stepper(step, envs.action_spec.rand, batch, compute=compute, close=envs.close)
+
+
+def torchrl_singles(fns: Fns, compute: Compute | None = None) -> Stepper:
+    """TorchRL's AsyncEnvPool as its own benchmarks of single steps use it: what is ready."""
+    import torch
+    from tensordict import set_capture_non_tensor_stack
+    from torchrl.envs import AsyncEnvPool
+
+    torch.set_num_threads(1)
+    set_capture_non_tensor_stack(False).__enter__()  # in this process, to its end
+    made = [partial(_torchrl_env, fn) for fn in fns]
+    envs = AsyncEnvPool(made, backend="multiprocessing", exchange="shm")
+    n, root = len(fns), envs.reset()
+    no, none = np.zeros(n, bool), np.zeros(0, np.intp)
+
+    def step(action: Any) -> Any:
+        nonlocal root
+        if root is not None:
+            root["action"] = action[: len(root)]
+            envs.async_step_and_maybe_reset_send(root)
+        try:
+            _, root = envs.async_step_and_maybe_reset_recv(min_get=1, max_get=n, timeout=1e-3)
+        except TimeoutError:  # no env is ready
+            root = None
+            return no[:0], no[:0], none
+        return no[: len(root)], no[: len(root)], np.arange(len(root))
+
+    return Stepper(step, envs.action_spec.rand, n, compute=compute, close=envs._maybe_shutdown)
+
+
+def _puffer_env(make: Callable[[], Any], buf: Any = None, seed: int = 0) -> Any:
+    from pufferlib.emulation import GymnasiumPufferEnv
+
+    return GymnasiumPufferEnv(env=make(), buf=buf)
+
+
+def pufferlib(backend: str, fns: Fns, compute: Compute | None = None, **options: Any) -> Stepper:
+    """PufferLib's vector envs."""
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # it leaves a link in the working directory when it is imported
+        try:
+            import pufferlib.vector
+        finally:
+            os.chdir(here)
+
+    n, kind = len(fns), getattr(pufferlib.vector, backend)
+    one = partial(_puffer_env, fns[0])
+    envs = pufferlib.vector.make(one, num_envs=n, backend=kind, **options)
+    envs.async_reset(0)
+    ids = envs.recv()[5]
+
+    def step(actions: Any) -> Any:
+        nonlocal ids
+        envs.send(actions)
+        _, _, terminations, truncations, _, ids, _ = envs.recv()
+        return terminations.copy(), truncations.copy(), ids  # views of what is written next
+
+    return Stepper(step, envs.action_space.sample, n, compute=compute, close=envs.close)
+
+
+def rllib(mode: str, fns: Fns, compute: Compute | None = None) -> Sampler:
+    """RLlib's SingleAgentEnvRunner."""
+    import logging
+
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+
+    logging.disable(logging.WARNING)
+    n = len(fns)
+    gym.register("measured-v0", fns[0], order_enforce=False, disable_env_checker=True)
+    config = PPOConfig().environment("measured-v0", disable_env_checking=True)
+    config.env_runners(
+        num_env_runners=0, num_envs_per_env_runner=n, gym_env_vectorize_mode=mode
+    ).training(train_batch_size=FRAGMENT * n)
+    runner = SingleAgentEnvRunner(config=config)
+
+    def sample() -> int:
+        return sum(map(len, runner.sample(num_timesteps=FRAGMENT * n, random_actions=True)))
+
+    return Sampler(n, sample, runner.stop)
+
+
+class Packed:
+    """A function that any pickler takes, for processes that cannot import benchmarks."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Takes the function."""
+        self._function = function
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Calls it."""
+        return self._function(*arguments, **named)
+
+    def __reduce__(self) -> Any:
+        """Unpacked, it is the function."""
+        return cloudpickle.loads, (cloudpickle.dumps(self._function),)
+
+
+def _made(
+    make: Callable[[], Any],
+    name: str,
+    config: Any = None,
+    env_config: Any = None,
+    render_mode: Any = None,
+) -> Any:
+    """As Sample Factory calls it."""
+    return make()
+
+
+def sample_factory(
+    fns: Fns,
+    compute: Compute | None = None,
+    workers: int = 1,
+    splits: int = 1,
+    batched: bool = True,
+) -> Sampler:
+    """Sample Factory's sampler."""
+    from sample_factory.algo.sampling.simplified_sampling_api import SyncSamplingAPI
+    from sample_factory.algo.utils.env_info import extract_env_info
+    from sample_factory.algo.utils.make_env import make_env_func_batched
+    from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
+    from sample_factory.envs.env_utils import register_env
+    from sample_factory.utils.attr_dict import AttrDict
+    from sample_factory.utils.utils import log
+
+    log.setLevel("ERROR")
+    folder = tempfile.TemporaryDirectory()
+    register_env("measured", Packed(partial(_made, fns[0])))
+    arguments = [
+        *("--env=measured", "--experiment=measured", f"--train_dir={folder.name}", "--device=cpu"),
+        *(f"--num_workers={workers}", f"--num_envs_per_worker={len(fns) // workers}"),
+        *(f"--worker_num_splits={splits}", f"--batched_sampling={batched}", "--rollout=32"),
+        *("--batch_size=1024", "--use_rnn=False", "--normalize_input=False"),
+        *("--encoder_mlp_layers", "64", "64"),
+    ]
+    parser, _ = parse_sf_args(arguments)
+    config = parse_full_cfg(parser, arguments)
+    with closing(
+        make_env_func_batched(config, AttrDict(worker_index=0, vector_index=0, env_id=0))
+    ) as env:
+        info = extract_env_info(env, config)
+    sampler = SyncSamplingAPI(config, info)
+    sampler.start()
+
+    def close() -> None:
+        sampler.stop()
+        folder.cleanup()
+        os._exit(0)  # its threads and queues do not end by themselves
+
+    def sample() -> int:
+        return sampler.get_trajectories_sync()["rewards"].numel()
+
+    return Sampler(len(fns), sample, close, QUEUED)
+
+
+# ---- adapters, and the systems that they are beside ----------------------------------------------
+
+
+def sb3(where: str, kind: str, fns: Fns, compute: Compute | None = None) -> Stepper:
+    """A VecEnv of Stable-Baselines3's kind, its processes forked.
+
+    By its default each worker imports torch first: minutes for 32.
+    """
+    make = getattr(importlib.import_module(where), kind)
+    envs = make(list(fns), *["fork"] * (kind != "DummyVecEnv"))
+    return of_four(envs, len(fns), compute)
+
+
+def tianshou(where: str, kind: str, fns: Fns, compute: Compute | None = None) -> Stepper:
+    """A vector env with Tianshou's interface, whose users reset what is over."""
+    envs, n = getattr(importlib.import_module(where), kind)(list(fns)), len(fns)
+    envs.action_space[0].seed(0)
+    envs.reset()
+
+    def step(actions: Any) -> None:
+        results = envs.step(actions)
+        done = results[2] | results[3]
+        if done.any():
+            envs.reset(np.flatnonzero(done))
+
+    def sample() -> Any:
+        return np.array([envs.action_space[0].sample() for _ in range(n)])
+
+    return every_step(envs, n, sample, compute, step)
+
+
+class FourTuples:
+    """An env as gym had them, for systems that know no other."""
+
+    def __init__(self, env_fn: Callable[[], Any]) -> None:
+        """Makes the env."""
+        self.env = env = env_fn()
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.metadata, self.spec, self.reward_range = {}, None, (-np.inf, np.inf)
+        self.close = env.close
+
+    def reset(self) -> Any:
+        """The observation only."""
+        return self.env.reset()[0]
+
+    def step(self, action: Any) -> Any:
+        """Both kinds of end as one."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated or truncated, info
+
+
+def our_baselines(fns: Fns, compute: Compute | None = None, in_series: int = 1) -> Stepper:
+    """Our SubprocVecEnv with the interface of OpenAI baselines, its processes forked."""
+    from shmvec.adapters.baselines import SubprocVecEnv
+
+    envs = SubprocVecEnv(fns, context="fork", in_series=in_series)
+    return of_four(envs, len(fns), compute)
+
+
+def baselines(fns: Fns, compute: Compute | None = None) -> Stepper:
+    """OpenAI baselines' own."""
+    from baselines.common.vec_env.subproc_vec_env import SubprocVecEnv
+
+    return of_four(SubprocVecEnv([partial(FourTuples, fn) for fn in fns]), len(fns), compute)
+
+
+def our_actorcritic(fns: Fns, compute: Compute | None = None, wrapped: bool = False) -> Stepper:
+    """Our MultiEnv of actorcritic, whose step resets what is over and steps it, too."""
+    from shmvec.adapters.actorcritic import MultiEnv, create_subprocess_envs
+
+    envs: list[Any] = list(create_subprocess_envs(fns))
+    handles = [gym.wrappers.TransformReward(env, float) for env in envs] if wrapped else envs
+    return of_four(MultiEnv(handles), len(fns), compute)
+
+
+def actorcritic(fns: Fns, compute: Compute | None = None) -> Stepper:
+    """Its own."""
+    from actorcritic.multi_env import MultiEnv, create_subprocess_envs
+
+    envs = MultiEnv(create_subprocess_envs([partial(FourTuples, fn) for fn in fns]))
+    return of_four(envs, len(fns), compute)
+
+
+def _ding(manager: Any, space: Any, n: int, compute: Compute | None) -> Stepper:
+    """An env manager of DI-engine's, which waits for all envs and resets in place."""
+    manager.launch()
+
+    def step(actions: Any) -> None:
+        manager.step({env: actions[env] for env in manager.ready_obs})
+
+    return every_step(manager, n, lambda: [space.sample() for _ in range(n)], compute, step)
+
+
+def our_ding(fns: Fns, compute: Compute | None = None) -> Stepper:
+    """Our env manager."""
+    from shmvec.adapters.ding import SyncSubprocessEnvManager
+
+    manager = SyncSubprocessEnvManager(fns, {"reset_inplace": True})
+    return _ding(manager, fns[0]().action_space, len(fns), compute)
+
+
+def ding(fns: Fns, compute: Compute | None = None) -> Stepper:
+    """DI-engine's."""
+    from ding.envs import BaseEnvTimestep, SyncSubprocessEnvManager
+
+    class OfDIEngine(FourTuples):
+        """The same as its managers want it."""
+
+        reward_space = None
+
+        def step(self, action: Any) -> Any:
+            return BaseEnvTimestep(*super().step(action))
+
+    config = SyncSubprocessEnvManager.default_config()
+    config.reset_inplace = True
+    manager = SyncSubprocessEnvManager([partial(OfDIEngine, fn) for fn in fns], config)
+    return _ding(manager, fns[0]().action_space, len(fns), compute)
+
+
+class Team:
+    """A parallel env, as PettingZoo has them, in which each agent has an env of its own.
+
+    Where an agent's episode is over it begins the next one, so that no agent ever dies.
+    """
+
+    metadata: dict[str, Any] = {}
+    render_mode = None
+
+    def __init__(self, fns: Fns) -> None:
+        """Builds the envs."""
+        self._envs = {f"agent_{index}": fn() for index, fn in enumerate(fns)}
+        self.agents = self.possible_agents = list(self._envs)
+        self.unwrapped = self
+
+    def observation_space(self, agent: str) -> Any:
+        """That of the agent's env."""
+        return self._envs[agent].observation_space
+
+    def action_space(self, agent: str) -> Any:
+        """That of the agent's env."""
+        return self._envs[agent].action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        """Resets all agents' envs."""
+        observations = {agent: env.reset(seed=seed)[0] for agent, env in self._envs.items()}
+        return observations, {agent: {} for agent in observations}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        """Steps all agents' envs."""
+        observations, rewards = {}, {}
+        for agent, action in actions.items():
+            env = self._envs[agent]
+            observations[agent], rewards[agent], terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                observations[agent] = env.reset()[0]
+        no = dict.fromkeys(actions, False)
+        return observations, rewards, no, dict(no), {agent: {} for agent in actions}
+
+    def close(self) -> None:
+        """Closes them."""
+        for env in self._envs.values():
+            env.close()
+
+
+def _our_teams(teams: Fns) -> Any:
+    from shmvec.adapters.pettingzoo import ParallelVectorEnv
+
+    return ParallelVectorEnv(teams)
+
+
+def _agilerl(teams: Fns) -> Any:
+    from agilerl.vector.pz_async_vec_env import AsyncPettingZooVecEnv
+
+    return AsyncPettingZooVecEnv(teams)
+
+
+def _supersuit(teams: Fns) -> Any:
+    import supersuit
+    from pettingzoo import ParallelEnv
+
+    class Named(Team, ParallelEnv):  # type: ignore[misc]
+        unwrapped = None
+
+    team = supersuit.pettingzoo_env_to_vec_env_v1(Named(teams[0].args[0]))  # type: ignore
+    cores = min(usable_cores(), len(teams))
+    return supersuit.concat_vec_envs_v1(team, len(teams), num_cpus=cores, base_class="gymnasium")
+
+
+def teams(make: Callable[[Fns], Any], fns: Fns, compute: Compute | None = None) -> Stepper:
+    """A vector env of parallel envs: teams of four; a step is one of one agent."""
+    envs = make([partial(Team, fns[first : first + 4]) for first in range(0, len(fns), 4)])
+    envs.reset(seed=0)
+
+    def sample() -> Any:
+        if hasattr(envs, "possible_agents"):
+            return {agent: envs.action_space(agent).sample() for agent in envs.possible_agents}
+        return np.array([envs.action_space.sample() for _ in fns])
+
+    return every_step(envs, len(fns), sample, compute)
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+PEERS = ("AsyncVectorEnv", "SyncVectorEnv", "SB3 SubprocVecEnv", "Tianshou SubprocVectorEnv")
+PEERS += ("Tianshou ShmemVectorEnv", "EnvPool" + CPP, "ALE AtariVectorEnv" + CPP)
+HERE = (OURS, PARTIAL, *PEERS[:2])  # in the process of matrix.py itself
+SINGLES = ("ShmVectorEnv, single steps", "TorchRL AsyncEnvPool, single steps")
+
+_SB3, _TIANSHOU = "stable_baselines3.common.vec_env", "tianshou.env"
+# By interface: the adapter, and whom it stands beside.
+ADAPTERS: dict[str, dict[str, Start]] = {
+    "sb3": {
+        "SB3 ShmVecEnv": partial(sb3, "shmvec.adapters.sb3", "ShmVecEnv"),
+        "SB3 SubprocVecEnv": partial(sb3, _SB3, "SubprocVecEnv"),
+        "SB3 DummyVecEnv": partial(sb3, _SB3, "DummyVecEnv"),
+    },
+    "tianshou": {
+        "TianshouVectorEnv": partial(tianshou, "shmvec.adapters.tianshou", "TianshouVectorEnv"),
+        "Tianshou SubprocVectorEnv": partial(tianshou, _TIANSHOU, "SubprocVectorEnv"),
+        "Tianshou ShmemVectorEnv": partial(tianshou, _TIANSHOU, "ShmemVectorEnv"),
+        "Tianshou DummyVectorEnv": partial(tianshou, _TIANSHOU, "DummyVectorEnv"),
+    },
+    "baselines": {"shmvec SubprocVecEnv": our_baselines, "baselines SubprocVecEnv": baselines},
+    "actorcritic": {
+        "shmvec MultiEnv": our_actorcritic,
+        "shmvec MultiEnv, wrapped handles": partial(our_actorcritic, wrapped=True),
+        "actorcritic MultiEnv": actorcritic,
+    },
+    "ding": {
+        "ding SyncSubprocessEnvManager, shmvec's": our_ding,
+        "ding SyncSubprocessEnvManager, DI-engine's": ding,
+    },
+    "pettingzoo": {
+        "ParallelVectorEnv": partial(teams, _our_teams),
+        "AgileRL AsyncPettingZooVecEnv": partial(teams, _agilerl),
+        "SuperSuit concat_vec_envs_v1": partial(teams, _supersuit),
+    },
+}
+
+
+def systems(workload: str, n: int) -> dict[str, dict[str, Start]]:
+    """What starts each system, by setting: ours first. One that has no such env has no setting."""
+    fns = WORKLOADS[workload].fns(n)
+    cores = min(n, usable_cores())
+    batches = [n] if n % 2 else [n, n // 2]
+    even = [count for count in sorted({1, cores}) if n % count == 0]
+    share = -(-n // cores)
+    starts: dict[str, dict[str, Start]] = {
+        OURS: {"": ours},
+        PARTIAL: {f"batch {n // 2}": partial(ours_in_batches, batch_size=n // 2)} if n > 1 else {},
+        "AsyncVectorEnv": {"": partial(of_gymnasium, AsyncVectorEnv)},
+        "SyncVectorEnv": {"": partial(of_gymnasium, SyncVectorEnv)},
+        **{name: {"": start} for of in ADAPTERS.values() for name, start in of.items()},
+        "EnvPool" + CPP: {"": partial(envpool, ENVPOOL.get(workload))}
+        if workload in ENVPOOL
+        else {},
+        "ALE AtariVectorEnv" + CPP: {"": ale} if workload == "ALE/Pong-v5" else {},
+        # Its parent spins as its workers do: on two cores, two workers have one too few.
+        "PufferLib Multiprocessing": {
+            f"{count} workers, batch {batch}": partial(
+                pufferlib, "Multiprocessing", num_workers=count, batch_size=batch
+            )
+            for count in sorted(even, reverse=cores > 2)
+            for batch in batches
+            if batch % (n // count) == 0
+        },
+        "PufferLib Serial": {"": partial(pufferlib, "Serial")},
+        "TorchRL ParallelEnv": {
+            f"{count} workers": partial(torchrl_parallel, workers=count)
+            for count in dict.fromkeys([*even[-1:], n])
+        },
+        "TorchRL AsyncEnvPool": {
+            f"{-(-n // size)} workers, batch {batch}": partial(
+                torchrl_async, batch=batch, envs_per_worker=size
+            )
+            for size, batch in dict.fromkeys(
+                [(share, batches[-1]), (1, batches[-1]), (n, batches[-1]), (share, n)]
+            )
+        },
+        "RLlib SingleAgentEnvRunner": {mode: partial(rllib, mode) for mode in ("sync", "async")},
+        "Sample Factory": {
+            f"{cores} workers, {splits} splits{', batched' * batched}": partial(
+                sample_factory, workers=cores, splits=splits, batched=batched
+            )
+            for splits, batched in ((2, False), (1, True), (1, False))
+            if n % cores == 0 and n // cores % splits == 0
+        },
+        SINGLES[0]: {"": our_singles},
+        SINGLES[1]: {"": torchrl_singles},
+    }
+    if cores > 1 and n % cores == 0:
+        starts["shmvec SubprocVecEnv"][f"in_series={n // cores}"] = partial(
+            our_baselines, in_series=n // cores
+        )
+    return {
+        system: {setting: partial(start, fns) for setting, start in settings.items()}
+        for system, settings in starts.items()
+    }
+
+
+class _Led:
+    """A contender whose turns begin with some steps that do not count."""
+
+    def __init__(self, start: Start) -> None:
+        """Starts it."""
+        self._contender = start()
+        self.close = self._contender.close
+
+    def run(self, seconds: float) -> Any:
+        """One turn."""
+        self._contender.run(LEAD_S)
+        return self._contender.run(seconds)
+
+
+def apart(start: Start, python: str = sys.executable) -> Apart:
+    """Starts one in a process of its own, which is stopped between turns.
+
+    Samplers, and workers that spin, go on while they are not asked.
+    """
+    return Apart(partial(_Led, start), python=python, stopped=True, patience=PATIENCE_S).ready()
+
+
+# Interpreters of their own have neither shmvec nor the benchmarks.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
