@@ -1,5 +1,6 @@
 """Envs for the tests: importable, so that spawned workers find them."""
 
+import asyncio
 import os
 from copy import deepcopy
 
@@ -94,6 +95,45 @@ class Scripted(gym.Env):
         terminated = over and self.episode % 2 == 0
         reward = float(self.np_random.random())
         return self.observation_space.sample(), reward, terminated, over != terminated, self._info()
+
+
+class SameArrays(gym.Env):
+    """Returns the same array and info each time, overwritten, perhaps not of its space's dtype."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+    action_space = gym.spaces.Discrete(4)
+
+    def __init__(self, length=3, dtype=np.float32):
+        self.length = length
+        self.observation = np.zeros(2, dtype)
+        self.info = {"parts": np.zeros(2)}
+
+    def _fill(self, value):
+        self.observation[:] = value
+        self.info["parts"][:] = value
+        return self.observation, self.info
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self._fill(-1)
+
+    def step(self, action):
+        self.count += 1
+        observation, info = self._fill(self.count + action)
+        return observation, 1.0, self.count >= self.length, False, info
+
+
+class Coroutines(gym.Wrapper):
+    """The env within, whose reset and step are coroutines."""
+
+    async def reset(self, *, seed=None, options=None):
+        await asyncio.sleep(0)
+        return self.env.reset(seed=seed, options=options)
+
+    async def step(self, action):
+        await asyncio.sleep(0)
+        return self.env.step(action)
 
 
 class Words(gym.Space):

@@ -9,7 +9,7 @@ import time
 
 import gymnasium as gym
 import numpy as np
-from envs import Counter, Spaces
+from envs import Counter
 
 DEADLINE = 30.0
 HANG, RAISE, DIE = 7, 8, 9  # actions
@@ -109,42 +109,6 @@ class AsyncWaiter(Waiter):
 class AsyncCounter(Counter):
     async def reset(self, *, seed=None, options=None):
         await asyncio.sleep(0)
-        return super().reset(seed=seed, options=options)
-
-    async def step(self, action):
-        await asyncio.sleep(0)
-        return super().step(action)
-
-
-class AsyncSpaces(Spaces):
-    async def reset(self, *, seed=None, options=None):
-        return super().reset(seed=seed, options=options)
-
-    async def step(self, action):
-        await asyncio.sleep(0)
-        return super().step(action)
-
-
-class SameArrays(Counter):
-    """Reuses its arrays: what it has returned changes at its next reset."""
-
-    def __init__(self, length=3):
-        super().__init__(length)
-        self.array = np.zeros(4)
-        self.info = {"array": self.array}
-
-    def reset(self, *, seed=None, options=None):
-        self.array[:] = super().reset(seed=seed, options=options)[0]
-        return self.array, self.info
-
-    def step(self, action):
-        observation, *rest, _ = super().step(action)
-        self.array[:] = observation
-        return self.array, *rest, self.info
-
-
-class AsyncSameArrays(SameArrays):
-    async def reset(self, *, seed=None, options=None):
         return super().reset(seed=seed, options=options)
 
     async def step(self, action):

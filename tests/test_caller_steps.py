@@ -10,8 +10,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from envs import Counter, Infos
-from equality import MODES, assert_same_episodes, same, sync_env
+from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
 from tables import deep
 
@@ -57,18 +56,6 @@ def made(fns, num_workers=2, **options):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [2, 3, 5])
-@pytest.mark.parametrize("options", [{}, {"shared_memory": False}, {"copy": False}])
-def test_equals_sync(num_workers, mode, options):
-    fns = [lambda n=n: Counter(n) for n in (2, 5, 3, 4, 6)]
-    sync = sync_env(fns, mode)
-    with closing(made(fns, num_workers, autoreset_mode=mode, **options)) as envs, closing(sync):
-        assert len(envs.processes) == num_workers - 1 and envs.num_workers == num_workers
-        assert_same_episodes(envs, sync, mode)
-
-
-@pytest.mark.deep
 def test_where_envs_are_and_what_is_asked_of_them():
     with closing(made([Where] * 5)) as envs:
         pids = envs.call("pid")
@@ -94,18 +81,6 @@ def test_partial_batches_masks_and_rollouts():
         for _ in range(3):
             rollout.step([1, 2, 3, 0])
         assert rollout.rewards[1:].tolist() == [[2, 2, 1, 4], [3, 3, 2, 5], [4, 4, 3, 6]]
-
-
-@pytest.mark.deep
-def test_large_messages_and_infos():
-    infos = [{"large": np.ones(300_000), "n": 1}, {}, {"nested": {"a": "text"}}]
-    fns = [lambda: Infos(infos)] * 3
-    sync = sync_env(fns)
-    with closing(made(fns)) as envs, closing(sync):
-        for each in (envs, sync):
-            each.reset()
-        for _ in range(4):
-            assert same(envs.step([0, 1, 0]), sync.step([0, 1, 0]))
 
 
 @pytest.mark.deep

@@ -1,94 +1,94 @@
-"""The whole step path equals SyncVectorEnv's: random spaces, infos, lengths, splits and modes."""
+"""Whatever its settings, a vector env returns what SyncVectorEnv returns, bit for bit."""
 
-from contextlib import closing
+import itertools
+from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Scripted
-from equality import MODES, same, sync_env
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from envs import Coroutines, Counter, Infos, SameArrays, Scripted, Words
+from equality import MODES, Ungathered, assert_equals_sync, by_batches, by_masks
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Sequence, Text, Tuple
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from strategies import infos, leaves, spaces, unsized_leaves
+from tables import row
 
-from shmvec import ShmVectorEnv
+from shmvec import FaultPolicy
 from shmvec.exchange import AutoresetMode
 
-modes = st.sampled_from(MODES)
+SETTINGS = {
+    "workers": {"num_workers": 2},
+    "this process": {"num_workers": 0},
+    "messages": {"num_workers": 2, "shared_memory": False},
+    "messages in this process": {"num_workers": 0, "shared_memory": False},
+    "views": {"num_workers": 2, "copy": False},
+    "masks": {"num_workers": 2, "parts": by_masks},
+    "batches": {"num_workers": 2, "parts": by_batches},
+    "batches in this process": {"num_workers": 0, "parts": by_batches},
+    "batches of messages": {"num_workers": 2, "shared_memory": False, "parts": by_batches},
+    "caller steps": {"num_workers": 3, "caller_steps": True},
+    "caller steps, messages": {"num_workers": 2, "caller_steps": True, "shared_memory": False},
+    "threads": {"num_workers": 2, "overlap": 2},
+    "threads, messages": {"num_workers": 2, "overlap": "auto", "shared_memory": False},
+    "coroutines": {"num_workers": 2, "wrapper": Coroutines},
+    "coroutines, messages": {
+        "num_workers": 2,
+        "wrapper": Coroutines,
+        "overlap": 2,
+        "shared_memory": False,
+    },
+    "faults": {"num_workers": 2, "faults": FaultPolicy(on_crash="restart")},
+}
+
+LARGE = [{"large": np.ones(300_000), "n": 1}, {}, {"nested": {"a": "text"}}, {"b": b"b" * 300_000}]
+PICTURE = Box(0, 255, (128, 128), np.uint8)  # of four envs a batch is handed out as it lies there
+NESTED = Dict(a=Box(0, 1, (3,)), b=Discrete(4), c=Tuple([Text(20), MultiBinary(3)]), d=Box(0, 1))
+ENVS = {
+    "counters": [partial(Counter, n) for n in (2, 5, 3, 4, 6)],
+    "the same arrays": [partial(SameArrays, n) for n in (1, 2, 3)],
+    "the same arrays of another dtype": [partial(SameArrays, n, np.float64) for n in (1, 2, 3)],
+    "large infos": [partial(Infos, LARGE[i:] + LARGE[:i]) for i in range(3)],
+    "large final infos": [
+        partial(Scripted, Box(0, 1), Discrete(2), [n], LARGE[::3]) for n in (1, 2, 3)
+    ],
+    "nested": [partial(Scripted, NESTED, NESTED, [n, 2]) for n in (1, 3, 2)],
+    "pictures": [partial(Scripted, PICTURE, Discrete(2), [n, 2]) for n in (1, 2, 3, 4)],
+    "CartPole": [partial(gym.make, "CartPole-v1")] * 5,
+    "Blackjack": [partial(gym.make, "Blackjack-v1")] * 3,
+    # Those that only messages hold.
+    "sequences": [partial(Scripted, Sequence(Discrete(5)), Sequence(Box(0, 1)), [2])] * 3,
+    "words": [partial(Scripted, Words(), Words(), [2])] * 3,
+}
+UNSIZED = ["sequences", "words"]
+
+
+def rows():
+    """Each setting with one env by default, another one each time; the other envs are deep."""
+    for number, setting in enumerate(SETTINGS):
+        holds = [env for env in ENVS if env not in UNSIZED or "messages" in setting]
+        shown = holds[number % len(holds)]
+        yield pytest.param(setting, [shown], id=f"{setting}: {shown}")
+        others = [env for env in holds if env != shown]
+        yield pytest.param(setting, others, id=f"{setting}: others", marks=pytest.mark.deep)
+
+
+@pytest.mark.parametrize("setting, envs", list(rows()))
+def test_each_setting_with_each_env(setting, envs):
+    for env, mode in itertools.product(envs, MODES):
+        if env.startswith("the same arrays") and mode is AutoresetMode.SAME_STEP:
+            continue  # SyncVectorEnv's final observations are overwritten: see test_modes.py
+        with row(env, mode):
+            assert_equals_sync(ENVS[env], mode, **SETTINGS[setting])
+
+
+@pytest.mark.deep
+def test_more_workers_than_cores_for_longer_than_their_rings():
+    fns = [partial(Counter, 3 + i % 5) for i in range(40)]
+    assert_equals_sync(fns, steps=300, num_workers=12)
+
+
 lengths = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=7)
-
-
-def compare(make, steps, seed, mode=AutoresetMode.NEXT_STEP, parts=None, **ours_only):
-    """Steps both side by side, ours in these parts; every result is the same."""
-    theirs = sync_env(make, mode)
-    ours = ShmVectorEnv(make, autoreset_mode=mode, **ours_only)
-    with closing(theirs), closing(ours):
-        assert ours.single_observation_space == theirs.single_observation_space
-        assert ours.observation_space == theirs.observation_space
-        reference = gathered(lambda: theirs.reset(seed=seed))
-        assert_same(ours.reset(seed=seed), reference)
-        theirs.action_space.seed(seed)
-        over = np.zeros(len(make), bool)
-        for _ in range(steps):
-            if mode is AutoresetMode.DISABLED and over.any():
-                # Two dicts: Gymnasium removes the mask from the caller's.
-                results = [env.reset(options={"reset_mask": over.copy()}) for env in (ours, theirs)]
-                assert_same(*results)
-                over[:] = False
-            actions = theirs.action_space.sample()
-            reference = gathered(lambda actions=actions: theirs.step(actions))
-            if parts is None:
-                assert_same(ours.step(actions), reference)
-            else:
-                parts(ours, actions, np.arange(len(make)) % 2 == 0, reference)
-            over = reference[2] | reference[3]
-        assert_same(ours.get_attr("actions"), theirs.get_attr("actions"))
-
-
-def by_masks(envs, actions, mask, reference):
-    """Envs that are left out keep their results, so that the second call shows all."""
-    envs.step(actions, mask=mask)
-    assert_same(envs.step(actions, mask=~mask)[:4], reference[:4])
-
-
-def by_batches(envs, actions, mask, reference):
-    """Two requests, and one batch with the envs in the order in which they are done."""
-    single = envs.single_action_space
-    given = list(iterate(envs.action_space, actions))
-    for ids in (np.flatnonzero(mask), np.flatnonzero(~mask)):
-        some = [given[i] for i in ids]
-        envs.send(concatenate(single, some, create_empty_array(single, len(ids))), ids)
-    observations, *arrays, infos = envs.recv(min_envs=len(mask))
-    rows = zip(iterate(envs.observation_space, observations), *arrays, strict=True)
-    found = dict(zip(infos["env_id"].tolist(), rows, strict=True))
-    expected = zip(iterate(envs.observation_space, reference[0]), *reference[1:4], strict=True)
-    for env, row in enumerate(expected):
-        assert_same(found[env], row)
-
-
-def gathered(call):
-    """What Gymnasium makes of these infos; some it cannot gather (an array under "_a")."""
-    try:
-        return call()
-    except ValueError as error:
-        if "array element with a sequence" not in str(error):
-            raise
-        reject()
-
-
-def assert_same(mine, reference):
-    assert same(mine, reference), f"\n{mine}\n{reference}"
-
-
-def scripts(observation_space, action_space, lengths, per_env_infos):
-    return [
-        lambda n=n, i=i: Scripted(
-            observation_space, action_space, n, per_env_infos[i % len(per_env_infos)]
-        )
-        for i, n in enumerate(lengths)
-    ]
-
-
 # Infos of one env; one type a key, as Gymnasium wants it.
 several_infos = st.lists(st.lists(infos(), min_size=1, max_size=3), min_size=1, max_size=3)
 
@@ -105,74 +105,47 @@ def plain(found):
     return True
 
 
-common = settings(deadline=None, suppress_health_check=list(HealthCheck))
+def any_env(examples):
+    """Draws everything: spaces, infos, lengths of episodes, modes, settings, numbers of workers."""
+    common = settings(deadline=None, max_examples=examples, suppress_health_check=list(HealthCheck))
+
+    def decorate(test):
+        return common(given(st.data())(test))
+
+    return decorate
+
+
+def check_any_env(data):
+    setting = data.draw(st.sampled_from(list(SETTINGS)), label="setting")
+    options = dict(SETTINGS[setting])
+    messages = options.get("shared_memory") is False
+    space = spaces(unsized_leaves if messages else leaves)
+    observations, actions = data.draw(space), data.draw(space)
+    per_env_infos = data.draw(several_infos.filter(plain))
+    fns = [
+        partial(Scripted, observations, actions, n, per_env_infos[i % len(per_env_infos)])
+        for i, n in enumerate(data.draw(lengths, label="lengths"))
+    ]
+    if options["num_workers"]:
+        least = 2 if options.get("caller_steps") else 1
+        fns *= 1 + (len(fns) < least)
+        options["num_workers"] = data.draw(st.integers(least, len(fns)), label="workers")
+    if len(fns) == 1:
+        options.pop("parts", None)
+    options.setdefault("copy", data.draw(st.booleans(), label="copy"))
+    mode, seed = data.draw(st.sampled_from(MODES)), data.draw(st.integers(0, 99))
+    try:
+        assert_equals_sync(fns, mode, seed=seed, **options)
+    except Ungathered:
+        reject()
+
+
+@any_env(20)
+def test_any_env(data):
+    check_any_env(data)
 
 
 @pytest.mark.deep
-@settings(common, max_examples=80)
-@given(
-    spaces(),
-    spaces(),
-    lengths,
-    several_infos.filter(plain),
-    st.integers(0, 99),
-    modes,
-    st.booleans(),
-)
-def test_any_env_in_this_process(observations, actions, lengths, infos, seed, mode, copy):
-    make = scripts(observations, actions, lengths, infos)
-    compare(make, 8, seed, mode, num_workers=0, copy=copy)
-
-
-@pytest.mark.deep
-@settings(common, max_examples=25)
-@given(
-    spaces(), spaces(), lengths, several_infos.filter(plain), st.integers(0, 99), modes, st.data()
-)
-def test_any_env_in_workers(observations, actions, lengths, infos, seed, mode, data):
-    num_workers = data.draw(st.integers(1, len(lengths)))
-    make = scripts(observations, actions, lengths, infos)
-    compare(make, 8, seed, mode, num_workers=num_workers)
-
-
-@pytest.mark.deep
-@settings(common, max_examples=80)
-@given(
-    spaces(unsized_leaves),
-    spaces(unsized_leaves),
-    lengths,
-    st.integers(0, 99),
-    modes,
-    st.booleans(),
-)
-def test_any_space_as_messages_in_this_process(observations, actions, lengths, seed, mode, copy):
-    make = scripts(observations, actions, lengths, [[{}]])
-    compare(make, 8, seed, mode, num_workers=0, copy=copy, shared_memory=False)
-
-
-@pytest.mark.deep
-@settings(common, max_examples=20)
-@given(
-    spaces(unsized_leaves), spaces(unsized_leaves), lengths, st.integers(0, 99), modes, st.data()
-)
-def test_any_space_as_messages_in_workers(observations, actions, lengths, seed, mode, data):
-    num_workers = data.draw(st.integers(1, len(lengths)))
-    make = scripts(observations, actions, lengths, [[{}]])
-    compare(make, 8, seed, mode, num_workers=num_workers, shared_memory=False)
-
-
-@settings(common, max_examples=20)
-@given(lengths, st.integers(0, 99), modes, st.booleans(), st.data())
-def test_any_env(lengths, seed, mode, shared_memory, data):
-    """All at once, in few examples; the others have more of each."""
-    leaf = leaves if shared_memory else unsized_leaves
-    observations, actions = data.draw(spaces(leaf)), data.draw(spaces(leaf))
-    ways = [None, by_masks] + [by_batches] * shared_memory
-    make = scripts(observations, actions, lengths, [[{"a": 1}, {}], [{"b": "text"}]])
-    options = {
-        "parts": data.draw(st.sampled_from(ways)) if len(make) > 1 else None,
-        "num_workers": data.draw(st.integers(0, len(make))),
-        "copy": data.draw(st.booleans()),
-        "caller_steps": data.draw(st.booleans()),
-    }
-    compare(make, 8, seed, mode, shared_memory=shared_memory, **options)
+@any_env(60)
+def test_any_env_in_more_examples(data):
+    check_any_env(data)

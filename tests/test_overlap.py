@@ -9,25 +9,20 @@ import os
 import signal
 import threading
 from contextlib import closing
-from copy import deepcopy
 from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Counter, Infos, Spaces
-from equality import MODES, assert_same_episodes, same, sync_env
-from gymnasium.vector.utils import concatenate, create_empty_array
+from envs import Counter
+from equality import same
 from overlapping import (
     DEADLINE,
     DIE,
     HANG,
     RAISE,
     AsyncCounter,
-    AsyncSameArrays,
-    AsyncSpaces,
     AsyncWaiter,
-    SameArrays,
     TalksAtItsEnd,
     UsesSignals,
     Waiter,
@@ -39,12 +34,7 @@ from shmvec import EnvTimeoutError, FaultPolicy, Pipeline, ShmVectorEnv, WorkerC
 from shmvec._processes.overlap import Executor, copies_of
 
 KINDS = pytest.mark.parametrize("kind", ["threads", "coroutines"])
-OF = {
-    Counter: AsyncCounter,
-    Waiter: AsyncWaiter,
-    Spaces: AsyncSpaces,
-    SameArrays: AsyncSameArrays,
-}
+OF = {Counter: AsyncCounter, Waiter: AsyncWaiter}
 
 
 def made(kind, fns, overlap=16, num_workers=2, **options):
@@ -58,65 +48,9 @@ def made(kind, fns, overlap=16, num_workers=2, **options):
 # ---- equal results -----------------------------------------------------------------------------
 
 
-@KINDS
-@pytest.mark.parametrize("mode", [MODES[0], *deep(*MODES[1:])])
-@pytest.mark.parametrize("overlap", [2, *deep(16, 1, "auto")])
-@pytest.mark.parametrize("options", [{}, *deep({"shared_memory": False}, {"copy": False})])
-def test_equals_sync(kind, mode, overlap, options):
-    fns = [partial(Counter, n) for n in (2, 5, 3, 4, 6)]
-    sync = sync_env(fns, mode)
-    with closing(made(kind, fns, overlap, autoreset_mode=mode, **options)) as envs, closing(sync):
-        assert_same_episodes(envs, sync, mode)
-
-
 @pytest.mark.deep
 @KINDS
-@pytest.mark.parametrize("mode", MODES)
-def test_an_env_may_reuse_its_arrays(kind, mode):
-    sync = sync_env([SameArrays] * 4, mode)
-    with closing(made(kind, [SameArrays] * 4, autoreset_mode=mode)) as envs, closing(sync):
-        assert same(envs.reset(seed=3), sync.reset(seed=3))
-        for _ in range(2):
-            assert same(envs.step([0, 1, 2, 3]), sync.step([0, 1, 2, 3]))
-
-
-@pytest.mark.deep
-@KINDS
-@pytest.mark.parametrize(
-    "space",
-    [
-        gym.spaces.Dict({"a": gym.spaces.Box(0, 1, (3,)), "b": gym.spaces.Discrete(4)}),
-        gym.spaces.Text(20),
-        gym.spaces.Sequence(gym.spaces.Discrete(5)),
-    ],
-    ids=lambda space: type(space).__name__,
-)
-def test_spaces_of_messages(kind, space):
-    fns = [partial(Spaces, deepcopy(space), deepcopy(space), seed=n) for n in range(4)]
-    space.seed(1)
-    options = {"shared_memory": not isinstance(space, gym.spaces.Sequence)}
-    plain = ShmVectorEnv(fns, num_workers=2, **options)
-    with closing(made(kind, fns, **options)) as envs, closing(plain):
-        assert same(envs.reset(seed=5), plain.reset(seed=5))
-        for _ in range(5):
-            actions = concatenate(
-                space, [space.sample() for _ in range(4)], create_empty_array(space, 4)
-            )
-            assert same(envs.step(actions), plain.step(actions))
-        assert str(envs.get_attr("actions")) == str(plain.get_attr("actions"))
-
-
-@pytest.mark.deep
-@KINDS
-def test_large_infos_and_results(kind):
-    infos = [{"large": np.ones(300_000), "n": 1}, {}, {"nested": {"a": "text"}}]
-    with closing(ShmVectorEnv([partial(Infos, infos)] * 4, overlap=4, num_workers=2)) as envs:
-        sync = sync_env([partial(Infos, infos)] * 4)
-        for each in (envs, sync):
-            each.reset()
-        for _ in range(4):
-            assert same(envs.step([0, 1, 0, 1]), sync.step([0, 1, 0, 1]))
-        sync.close()
+def test_large_results_of_calls(kind):
     with closing(made(kind, [Counter] * 4)) as envs:
         envs.set_attr("large", [np.full(400_000, n) for n in range(4)])
         assert [each.sum() for each in envs.get_attr("large")] == [0, 4e5, 8e5, 12e5]

@@ -505,61 +505,6 @@ def test_a_reset_that_cannot_be_sent():
         envs.close()
 
 
-SPACES = [
-    gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (2,)), b=gym.spaces.Text(5)),
-    gym.spaces.Tuple((gym.spaces.Discrete(4), gym.spaces.MultiBinary(3))),
-    gym.spaces.Sequence(gym.spaces.Discrete(3)),
-    gym.spaces.Box(-1, 1, (), np.float32),
-]
-
-
-class Echo(gym.Env):
-    """Its observation is its last action."""
-
-    def __init__(self, space):
-        self.observation_space = self.action_space = space
-
-    def reset(self, *, seed=None, options=None):
-        self.observation_space.seed(1)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return action, 0.0, False, False, {}
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(
-    "space", [SPACES[0], *deep(*SPACES[1:])], ids=lambda space: type(space).__name__
-)
-def test_any_space(space):
-    shared = not isinstance(space, gym.spaces.Sequence)
-    envs = ShmVectorEnv([lambda: Echo(space)] * 3, shared, num_workers=2, batch_size=2)
-    try:
-        envs.async_reset()
-        envs.recv(timeout=DEADLINE)
-        envs.recv(min_envs=1, timeout=DEADLINE)
-        batched = gym.vector.utils.batch_space(
-            space,
-            2,
-        )
-        batched.seed(2)
-        for _ in range(5):
-            actions = batched.sample()
-            envs.send(actions, [2, 0])
-            observations, *_, infos = envs.recv(timeout=DEADLINE)
-            back = list(gym.vector.utils.iterate(batched, actions))
-            got = list(gym.vector.utils.iterate(batched, observations))
-            for row, env in enumerate(infos["env_id"]):
-                assert (
-                    gym.spaces.utils.flatten(space, got[row])
-                    == pytest.approx(gym.spaces.utils.flatten(space, back[[2, 0].index(env)]))
-                    if shared
-                    else got[row] == back[[2, 0].index(env)]
-                )
-    finally:
-        envs.close()
-
-
 @pytest.mark.parametrize("workers", [3, *deep(0, 1)])
 def test_envs_left_out_keep_their_state_and_results(workers):
     envs, reference = ShmVectorEnv(stories(5), num_workers=workers), [Story(i) for i in range(5)]
@@ -589,27 +534,6 @@ def test_envs_left_out_keep_their_state_and_results(workers):
             assert same(results[4], infos)
     finally:
         envs.close()
-
-
-@pytest.mark.deep
-def test_masked_steps_with_texts():
-    """Of a tuple of texts each env gets one, not a letter of each."""
-
-    class Reading(Story):
-        action_space = gym.spaces.Dict(
-            text=gym.spaces.Text(5), part=gym.spaces.Tuple([gym.spaces.Text(5)])
-        )
-
-        def step(self, action):
-            return self._observation(0), 0.0, False, False, dict(action)
-
-    envs = ShmVectorEnv([lambda: Reading(0)] * 3, num_workers=1)
-    envs.reset()
-    actions = {"text": ("one", "two", "three"), "part": (("four", "five", "six"),)}
-    infos = envs.step(actions, mask=np.array([True, False, True]))[4]
-    assert infos["text"].tolist() == ["one", None, "three"]
-    assert infos["part"].tolist() == [("four",), None, ("six",)]
-    envs.close()
 
 
 def test_bad_masks():

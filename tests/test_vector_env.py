@@ -9,9 +9,9 @@ import weakref
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Counter, Infos, Spaces
+from envs import Counter, Spaces
+from equality import assert_equals_sync, assert_same_steps
 from gymnasium.error import ClosedEnvironmentError
-from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import SyncVectorEnv
 from tables import deep, first
 
@@ -25,36 +25,9 @@ def fns(*lengths):
     return [lambda length=length, i=i: Counter(length, i) for i, length in enumerate(lengths)]
 
 
-def assert_same_run(ours, theirs, steps=30, seed=7, actions=None):
-    """Steps both with the same actions and compares everything that they return."""
-    mine, reference = ours.reset(seed=seed), theirs.reset(seed=seed)
-    assert data_equivalence(mine, reference), (mine, reference)
-    theirs.action_space.seed(seed)
-    for turn in range(steps):
-        action = theirs.action_space.sample() if actions is None else actions[turn]
-        mine, reference = ours.step(action), theirs.step(action)
-        assert data_equivalence(mine, reference), (turn, mine, reference)
-        assert list(mine[4]) == list(reference[4])
-
-
 @pytest.mark.parametrize("context", ["forkserver", "spawn", *deep("fork")])
 def test_start_methods(context):
-    ours = ShmVectorEnv(fns(3, 4, 5), num_workers=2, context=context)
-    theirs = SyncVectorEnv(fns(3, 4, 5))
-    assert_same_run(ours, theirs, steps=8)
-    ours.close()
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(
-    "id", ["CartPole-v1", *deep("Pendulum-v1", "FrozenLake-v1", "Blackjack-v1")]
-)
-def test_real_envs_equal_sync(id):
-    make = [lambda: gym.make(id)] * 5
-    ours, theirs = ShmVectorEnv(make, num_workers=2), SyncVectorEnv(make)
-    assert_same_run(ours, theirs, steps=250)
-    ours.close()
-    theirs.close()
+    assert_equals_sync(fns(3, 4, 5), num_workers=2, context=context)
 
 
 def test_spaces_and_metadata_are_those_of_sync():
@@ -183,16 +156,6 @@ def test_a_long_result_does_not_block():
     first, second = envs.get_attr("blob")
     assert first == b"a" * 3_000_000 and second == b"b" * 3_000_000
     envs.close()
-
-
-@pytest.mark.deep
-def test_infos_larger_than_the_ring():
-    big = np.arange(100_000.0)
-    sequence = [{"small": 1, "big": big}, {"small": 2}, {"big": big * 2, "text": "x" * 200_000}]
-    make = [lambda: Infos(sequence)] * 3
-    ours, theirs = ShmVectorEnv(make, num_workers=2), SyncVectorEnv(make)
-    assert_same_run(ours, theirs, steps=6)
-    ours.close()
 
 
 @pytest.mark.deep
@@ -349,23 +312,13 @@ def test_close_without_reset_and_with_terminate():
     ShmVectorEnv(fns(9, 9), num_workers=2).close(timeout=10)
 
 
-@pytest.mark.deep
-def test_two_vector_envs_at_once():
-    one, two = (ShmVectorEnv(fns(3, 4, 5), num_workers=n) for n in (1, 2))
-    assert_same_run(one, SyncVectorEnv(fns(3, 4, 5)), steps=5)
-    assert_same_run(two, SyncVectorEnv(fns(3, 4, 5)), steps=5)
-    one.close()
-    two.reset()
-    two.close()
-
-
 def test_make_vec():
     envs = shmvec.make_vec("CartPole-v1", num_envs=3, vector_kwargs={"num_workers": 2})
     assert envs.num_envs == 3 and envs.num_workers == 2
     assert envs.spec.id == "CartPole-v1" and envs.spec.kwargs["num_envs"] == 3
     again = shmvec.make_vec(envs.spec)
     assert again.num_envs == 3 and again.num_workers == 2
-    assert_same_run(again, gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync"))
+    assert_same_steps(again, gym.make_vec("CartPole-v1", 3, vectorization_mode="sync"), 8)
     envs.close()
     again.close()
 
@@ -384,7 +337,7 @@ def test_make_vec_arguments():
         wrappers=[lambda env: gym.wrappers.TimeAwareObservation(env)],
         max_episode_steps=3,
     )
-    assert_same_run(envs, reference, steps=10)
+    assert_same_steps(envs, reference, 10)
     assert "max_episode_steps" in envs.spec.kwargs and "wrappers" in envs.spec.kwargs
     envs.close()
     with pytest.raises(gym.error.Error):
@@ -481,15 +434,6 @@ def test_actions_are_the_envs_to_keep():
         envs.step(np.full((2, 2), value, np.float32))
     assert [[a[0] for a in env] for env in envs.get_attr("actions")] == [[0.25, 0.5, 0.75]] * 2
     envs.close()
-
-
-@pytest.mark.deep
-def test_many_envs_and_workers():
-    """More of everything than there are cores, for long enough to wrap the rings."""
-    lengths = [3 + i % 5 for i in range(40)]
-    ours, theirs = ShmVectorEnv(fns(*lengths), num_workers=12), SyncVectorEnv(fns(*lengths))
-    assert_same_run(ours, theirs, steps=300)
-    ours.close()
 
 
 @pytest.mark.deep
