@@ -422,8 +422,8 @@ def test_results_and_infos_are_those_of_sync_vector_env(system, num_workers):
 
 
 @pytest.mark.deep
-@each()
-def test_spawned_workers_do_the_same(system):
+@each(lambda system: isinstance(system, (PettingZoo, ActorCritic, DingV2, Planning, Cluster)))
+def test_spawned_workers_do_the_same(system):  # of the others, their own tests show it
     with closing(system.make([Sleepy] * 2, num_workers=1, **{system.context: "spawn"})) as envs:
         system.reset(envs)
         assert [row[0][:2].tolist() for row in system.step(envs, [0, 1])] == [[1, 0], [1, 1]]
@@ -454,6 +454,14 @@ def test_an_env_fn_that_raises_does_so_here_and_leaves_nothing(system):
     with pytest.raises(LookupError, match="no such level") as raised:
         system.make(fns(Sleepy, broken), num_workers=2)
     assert "env 1" in str(raised.value.__cause__) or isinstance(system, (Planning, Cluster))
+
+
+@each(lambda system: not isinstance(system, Planning))  # which takes one function, too
+def test_what_are_no_env_fns_is_refused(system):
+    with pytest.raises(ValueError, match="empty|wait_num must be between 1 and 0"):
+        system.make([])
+    with pytest.raises(TypeError, match=r"env_fns\[1\]|not callable"):
+        system.make([Sleepy, Sleepy()])
 
 
 @each()
@@ -526,20 +534,26 @@ def test_workers_are_replaced_after_so_many_steps(system):
 # ---- Ctrl-C and threads ------------------------------------------------------------------------
 
 
-@each(lambda system: system.survives_ctrl_c)
-def test_after_ctrl_c_the_next_call_returns_its_own_results(system, tmp_path):
+def break_off_a_step(system, envs, folder):
+    """Ctrl-C while both envs are in their steps, in which they stay until the gate is open."""
+
     def ctrl_c():
-        wait_for_two(tmp_path)
+        wait_for_two(folder)
         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.01)
 
+    thread = threading.Thread(target=ctrl_c)
+    thread.start()
+    with interrupted(2 * DEADLINE_S):
+        system.step(envs, [SLEEP, SLEEP])
+    thread.join()
+
+
+@each(lambda system: system.survives_ctrl_c)
+def test_after_ctrl_c_the_next_call_returns_its_own_results(system, tmp_path):
     with closing(system.make([partial(Gated, tmp_path)] * 2, num_workers=2)) as envs:
         system.reset(envs)
         system.step(envs, [0, 0])
-        thread = threading.Thread(target=ctrl_c)
-        thread.start()
-        with interrupted(2 * DEADLINE_S):
-            system.step(envs, [SLEEP, SLEEP])
-        thread.join()
+        break_off_a_step(system, envs, tmp_path)
         (tmp_path / "open").touch()
         system.settle(envs)
         assert [row[0][:2].tolist() for row in system.step(envs, [1, 2])] == [[3, 1], [3, 2]]
@@ -579,6 +593,17 @@ def test_close_ends_all_and_a_second_one_is_harmless(system, num_workers):
     for use in (system.reset, partial(system.step, actions=[0, 0])):
         with pytest.raises(Exception, match=r"(?i)close"):
             use(envs)
+
+
+@each(lambda system: system.survives_ctrl_c)
+def test_close_ends_envs_that_are_in_a_step(system, tmp_path):
+    envs = system.make([partial(Gated, tmp_path)] * 2, num_workers=2)
+    system.reset(envs)
+    pids = system.pids(envs)
+    break_off_a_step(system, envs, tmp_path)
+    (tmp_path / "open").touch()
+    envs.close()
+    assert gone(pids, DEADLINE_S)
 
 
 @each(lambda system: system.warns)
