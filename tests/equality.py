@@ -135,9 +135,11 @@ def _gathered(call):
 
 
 def equal(ours, theirs):
-    """Equality of nested values, where scalars of an env's own may be of Python."""
+    """Equality of nested values, NaN included, where scalars of an env's own may be of Python."""
     if isinstance(theirs, dict):
-        return all(equal(ours[key], theirs[key]) for key in theirs)
-    if isinstance(theirs, tuple):
-        return all(map(equal, ours, theirs))
-    return np.array_equal(ours, theirs)
+        return ours.keys() == theirs.keys() and all(equal(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, (list, tuple)):
+        return len(ours) == len(theirs) and all(map(equal, ours, theirs))
+    if isinstance(theirs, np.ndarray):
+        return np.shape(ours) == theirs.shape and all(map(equal, np.ravel(ours), theirs.ravel()))
+    return bool(ours == theirs or (ours != ours and theirs != theirs))

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
-import numpy as np
 from envs import Counter
 
 from shmvec import FaultPolicy
@@ -149,14 +148,3 @@ class Twice(gym.Wrapper):
     def close(self):
         self.closed += 1
         super().close()
-
-
-def equal(one, other):
-    """Equality of what envs return: NaN included, dtypes of 0-d arrays excluded."""
-    if isinstance(other, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in other)
-    if isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(equal, one, other))
-    if isinstance(other, np.ndarray):
-        return np.shape(one) == other.shape and all(map(equal, np.ravel(one), other.ravel()))
-    return bool(one == other or (one != one and other != other))

@@ -1,7 +1,6 @@
 """actorcritic's MultiEnv and SubprocessEnv: their interface."""
 
 import multiprocessing
-import os
 import signal
 import threading
 from contextlib import closing, suppress
@@ -17,7 +16,6 @@ from actorcritic_envs import (
     Together,
     Twice,
     counters,
-    equal,
     kill,
     multi_env,
     process_of,
@@ -26,32 +24,20 @@ from actorcritic_envs import (
 )
 from echoing import is_lost
 from envs import Counter, Failing, Scripted, Spaces
-from equality import same
+from equality import equal, same
 from gymnasium.utils.env_checker import check_env
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import infos, leaves
 from tables import crossed, deep
 
-from shmvec import WorkerCrashError
 from shmvec.adapters.actorcritic import MultiEnv, SubprocessEnv, create_subprocess_envs
 from shmvec.faults import restart_seed
 
-SPLITS = pytest.mark.parametrize("num_workers", [2, *deep(0, 3)])
+SPLITS = pytest.mark.parametrize("num_workers", [2, *deep(0)])
 
 
 # ---- create_subprocess_envs ------------------------------------------------------------------
-
-
-@pytest.mark.deep
-def test_create_subprocess_envs_returns_one_handle_per_env():
-    envs = create_subprocess_envs(counters(3))
-    with closing(MultiEnv(envs)):
-        assert len(envs) == 3 and all(isinstance(env, SubprocessEnv) for env in envs)
-        assert len({process_of(env).pid for env in envs}) == 3
-        for i, env in enumerate(envs):
-            env.reset(seed=i)
-            assert env.step(0)[1] == 1 + 10 * i
 
 
 def test_create_subprocess_envs_builds_all_in_parallel(tmp_path):
@@ -63,37 +49,6 @@ def test_create_subprocess_envs_builds_all_in_parallel(tmp_path):
 
     with multi_env([partial(build, i) for i in range(3)]):
         assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2"}
-
-
-@pytest.mark.deep
-def test_a_runtime_error_of_an_env_fn_is_raised_too(tmp_path):
-    def broken():
-        with (tmp_path / "calls").open("a") as calls:
-            calls.write("x")
-        raise RuntimeError("spaces are out")
-
-    with pytest.raises(RuntimeError, match="spaces are out"):
-        create_subprocess_envs([Counter, broken])
-    assert (tmp_path / "calls").read_text() == "x"
-
-
-@pytest.mark.deep
-def test_an_env_fn_that_dies_raises():
-    with pytest.raises(WorkerCrashError, match=r"env 1\) exit code 3"):
-        create_subprocess_envs([Counter, lambda: os._exit(3)])
-    assert not multiprocessing.active_children()
-
-
-@pytest.mark.deep
-def test_what_cannot_be_envs_is_refused():
-    with pytest.raises(ValueError, match="empty"):
-        create_subprocess_envs([])
-    with pytest.raises(TypeError, match=r"env_fns\[1\]"):
-        create_subprocess_envs([Counter, None])
-    with pytest.raises(TypeError, match="nonsense"):
-        create_subprocess_envs([Counter], nonsense=1)
-    with pytest.raises(TypeError, match=r"env_fns\[0\]"):
-        SubprocessEnv(Counter())
 
 
 @pytest.mark.deep
@@ -257,24 +212,6 @@ def test_a_step_after_the_end_says_which_call_is_missing():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    ("action", "error"), [([1, [2]], ValueError), (0.5, TypeError), ("a", TypeError)]
-)
-def test_wrong_actions_are_refused_before_anything_is_sent(action, error):
-    with started(Counter) as env:
-        env.reset()
-        with pytest.raises(error, match="wrong actions"):
-            env.step(action)
-        assert env.step(1)[4]["count"] == 1
-
-
-@pytest.mark.deep
-def test_a_wrong_seed_is_refused():
-    with started(Counter, num_workers=0) as env, pytest.raises(TypeError, match="seed"):
-        env.reset(seed="a")
-
-
-@pytest.mark.deep
 def test_reset_passes_seed_and_options_on():
     with started(Counter) as env:
         alone = Counter()
@@ -337,7 +274,7 @@ def test_lists_in_and_lists_out(num_workers):
 
 
 @pytest.mark.deep
-@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=20, suppress_health_check=list(HealthCheck), deadline=None)
 @given(
     observations=leaves,
     actions=leaves,
@@ -566,7 +503,7 @@ def test_a_wrappers_own_error_is_raised_and_the_others_are_stepped():
 
 @pytest.mark.deep
 def test_wrapped_envs_survive_a_death():
-    wrapped = [Twice(env) for env in create_subprocess_envs(counters(2), context="spawn")]
+    wrapped = [Twice(env) for env in create_subprocess_envs(counters(2))]
     with closing(MultiEnv(wrapped)) as envs:
         envs.reset()
         envs.step([1, 1])
@@ -602,7 +539,7 @@ def test_calls_of_wrapped_envs_come_to_an_end_whenever_ctrl_c_comes():
     with closing(MultiEnv([Twice(env) for env in envs])) as together:
         together.reset()
         try:
-            for microseconds in range(1, 3000, 5):
+            for microseconds in range(1, 3000, 25):
                 with suppress(KeyboardInterrupt):
                     armed = True
                     signal.setitimer(signal.ITIMER_REAL, 1e-6 * microseconds)

@@ -3,10 +3,8 @@
 import importlib.util
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from copy import deepcopy
 from functools import partial
@@ -15,21 +13,20 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter, Failing, Infos, Scripted, Spaces
-from equality import same
+from equality import equal, same
 from gymnasium.error import ClosedEnvironmentError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import infos, leaves
 from tables import deep
 
-from shmvec import FaultPolicy, WorkerCrashError
+from shmvec import FaultPolicy
 from shmvec.adapters import baselines
 from shmvec.adapters.baselines import AlreadySteppingError, NotSteppingError, SubprocVecEnv
 
-DEADLINE_S = 20.0
 SPLITS = pytest.mark.parametrize(
     "split",
-    [{"num_workers": 2}, *deep({"num_workers": 0}, {"in_series": 1}, {"in_series": 2})],
+    [{"num_workers": 2}, *deep({"in_series": 2})],
     ids=str,
 )
 
@@ -41,13 +38,6 @@ def vec_env(env_fns, **options):
 
 def counters(n, **options):
     return [partial(Counter, offset=10 * i, **options) for i in range(n)]
-
-
-def equal(one, other):
-    """Equality of observations, NaN included."""
-    if isinstance(other, np.ndarray) and other.dtype.kind == "f":
-        return np.array_equal(one, other, equal_nan=True)
-    return bool(np.all(one == other))
 
 
 class Alone:
@@ -95,28 +85,10 @@ class Picture(gym.Env):
         return np.full(self.shape, self.value, np.uint8)
 
 
-class Slow(Counter):
-    """Takes its time where its action says so, and says when it is closed."""
-
-    def __init__(self, seconds=60.0, log=None):
-        super().__init__()
-        self.seconds, self.log = seconds, log
-
-    def step(self, action):
-        if action == 3:
-            time.sleep(self.seconds)
-        return super().step(action)
-
-    def close(self):
-        if self.log is not None:
-            with open(self.log, "a") as log:
-                log.write("closed\n")
-
-
 # ---- SubprocVecEnv(env_fns, spaces=None, context="spawn", in_series=1) ------------------------
 
 
-@pytest.mark.parametrize("in_series", [2, *deep(1, 3, 6)])
+@pytest.mark.parametrize("in_series", [2, *deep(6)])
 def test_in_series_envs_share_a_process_and_are_stepped_in_turn(in_series):
     with vec_env(counters(6), in_series=in_series) as venv:
         venv.reset()
@@ -155,14 +127,6 @@ def test_bad_arguments_are_refused_before_anything_is_started(arguments, error, 
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.deep
-def test_no_env_fns_and_what_is_none():
-    with pytest.raises(ValueError, match="empty"):
-        SubprocVecEnv([])
-    with pytest.raises(TypeError, match=r"env_fns\[1\]"):
-        SubprocVecEnv([Counter, Counter()])
-
-
 def test_context_is_spawn_and_lambdas_will_do():
     class Local(Counter):
         """Only cloudpickle can send it."""
@@ -192,7 +156,7 @@ def test_spaces_are_the_envs_or_checked():
 
 
 @pytest.mark.deep
-@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=20, suppress_health_check=list(HealthCheck), deadline=None)
 @given(
     observations=leaves,
     actions=leaves,
@@ -307,17 +271,6 @@ def test_dict_observations_are_a_dict_of_stacked_arrays(split):
 
 
 @pytest.mark.deep
-def test_tuple_observations_are_a_tuple_of_stacked_arrays():
-    space = gym.spaces.Tuple((gym.spaces.Box(0, 1, (2,)), gym.spaces.MultiBinary(3)))
-    with vec_env([partial(Spaces, space)] * 2, num_workers=0) as venv:
-        first, second = venv.reset()
-        assert first.shape == (2, 2) and second.shape == (2, 3)
-        for _ in range(3):
-            venv.step([0, 0])
-        assert [len(last) for last in venv.terminal_observations] == [2, 2]
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize("as_list", [True, False])
 def test_dict_and_tuple_actions_come_one_by_one_or_stacked(as_list):
     space = gym.spaces.Dict(
@@ -357,39 +310,6 @@ def test_attributes_are_named_as_they_were():
         venv.step_wait()
         assert not venv.waiting
     assert venv.closed
-
-
-@pytest.mark.deep
-def test_spec_is_none_where_there_is_none():
-    with vec_env([Counter], num_workers=0) as venv:
-        assert venv.spec is None
-
-
-class VecEnvWrapper:
-    """Uses a vector env as baselines' wrappers do."""
-
-    def __init__(self, venv):
-        self.venv = venv
-        self.num_envs = venv.num_envs
-        self.observation_space, self.action_space = venv.observation_space, venv.action_space
-
-    def __getattr__(self, name):
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.venv, name)
-
-
-@pytest.mark.deep
-def test_a_wrapper_finds_everything_it_asks_for():
-    with vec_env(counters(2), num_workers=0) as venv:
-        wrapped = VecEnvWrapper(VecEnvWrapper(venv))
-        wrapped.reset()
-        wrapped.step_async([0, 0])
-        assert wrapped.waiting
-        assert wrapped.step_wait()[1].tolist() == [1, 11]
-        assert wrapped.unwrapped is venv and not wrapped.closed and wrapped.spec is None
-        wrapped.close()
-        assert wrapped.closed
 
 
 @pytest.mark.deep
@@ -486,17 +406,6 @@ def test_tile_images_is_here_too():
 
 
 @pytest.mark.deep
-def test_close_while_waiting_takes_outstanding_results_first(tmp_path):
-    log = tmp_path / "log"
-    venv = SubprocVecEnv([partial(Slow, 0.3, log)] * 2, context="fork")
-    venv.reset()
-    venv.step_async([3, 3])
-    venv.close()
-    assert venv.closed and not venv.waiting
-    assert log.read_text() == "closed\n" * 2  # they came to an end, and were not killed
-
-
-@pytest.mark.deep
 def test_use_after_close_is_an_error():
     venv = SubprocVecEnv(counters(2), num_workers=0)
     venv.close()
@@ -553,17 +462,6 @@ def test_step_wait_alone_is_an_error():
 
 
 @pytest.mark.deep
-def test_a_worker_killed_in_a_step_is_an_error_of_the_reset_that_drops_it():
-    with vec_env([Slow, Slow]) as venv:
-        venv.reset()
-        venv.step_async([3, 3])
-        os.kill(venv.vector_env.processes[1].pid, signal.SIGKILL)
-        with pytest.raises(WorkerCrashError, match=r"env 1\) killed by SIGKILL"):
-            venv.reset()
-        assert venv.closed
-
-
-@pytest.mark.deep
 def test_a_fault_policy_goes_on_and_infos_say_so():
     policy = FaultPolicy(on_crash="restart", on_error="reset", backoff_s=0)
     env_fns = [Counter, partial(Failing, "step", "kill"), partial(Failing, "step", KeyError("x"))]
@@ -580,25 +478,3 @@ def test_a_fault_policy_goes_on_and_infos_say_so():
             np.testing.assert_array_equal(venv.terminal_observations[env], before[env])
             assert infos[env]["TimeLimit.truncated"] is True
         assert venv.step([1, 1, 1])[2].tolist() == [False] * 3
-
-
-# ---- what upstream's own tests check ---------------------------------------------------------
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("video_interval", [1, 50])
-def test_frames_can_be_recorded_at_every_step(video_interval):
-    """What VecVideoRecorder does: a frame after each reset and step."""
-    with vec_env(pictures(*[(4, 6, 3)] * 4), in_series=2) as venv:
-        venv.reset()
-        frames = [venv.render(mode="rgb_array")]
-        for _ in range(video_interval + 3):
-            venv.step([0] * venv.num_envs)
-            frames.append(venv.render(mode="rgb_array"))
-        assert {frame.shape for frame in frames} == {(8, 12, 3)}
-
-
-@pytest.mark.deep
-def test_one_env_will_do():
-    with vec_env(counters(1)) as venv:
-        assert venv.reset().shape == (1, 4)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from ding_envs import (
     ARRAY,
-    DEADLINE,
     END,
     INFINITE,
     KINDS,
@@ -143,14 +142,6 @@ def test_config_values_are_checked(key, value, error):
 
 
 @pytest.mark.deep
-def test_config_env_fns_are_checked():
-    with pytest.raises(ValueError, match="empty"):
-        SyncSubprocessEnvManager([])
-    with pytest.raises(TypeError, match=r"\[1\]"):
-        SyncSubprocessEnvManager([Obedient, 3])
-
-
-@pytest.mark.deep
 def test_create_env_manager_and_the_types():
     for name, kind in zip(
         ["async_subprocess", "subprocess", "subprocess_v2"], MANAGERS, strict=True
@@ -273,31 +264,6 @@ def test_reset_during_an_automatic_reset_comes_after_it():
 
 
 @pytest.mark.deep
-def test_close_while_envs_are_in_flight():
-    door = gate()
-    with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=door), num_workers=2,
-                 wait_num=1) as envs:  # fmt: skip
-        envs.launch()
-        envs.step({0: WAIT, 1: 0})
-        door.set()
-        envs.close()
-        envs.launch()
-        assert envs.ready_env == [0, 1]
-
-
-@pytest.mark.deep
-def test_close_ends_envs_that_hang(monkeypatch):
-    """And leaves no zombies: conftest looks."""
-    with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=gate()), num_workers=2,
-                 wait_num=1) as envs:  # fmt: skip
-        envs.launch()
-        envs.step({0: WAIT, 1: 0})
-        processes = envs.exchange.processes
-        envs.close()
-        assert [process.exitcode is None for process in processes] == [False, False]
-
-
-@pytest.mark.deep
 def test_launch_that_fails_can_be_repeated():
     def broken():
         raise OSError("no simulator")
@@ -339,17 +305,6 @@ def test_bad_reset_params_are_refused_before_anything_is_sent(call, param, error
             with pytest.raises(ValueError, match="all 4 envs"):
                 envs.launch({0: {}})
             assert envs.closed
-
-
-@pytest.mark.deep
-def test_reset_arguments_that_the_env_does_not_take_are_its_error():
-    with manager(num_envs=2) as envs:
-        envs.launch()
-        with pytest.raises(RuntimeError, match="Env 1 .*colour") as caught:
-            envs.reset({1: {"colour": 3}})
-        assert isinstance(caught.value.__cause__, TypeError)
-        envs.reset({1: {}})
-        assert envs.ready_env == [0, 1]
 
 
 # ---- seed ------------------------------------------------------------------------------------
@@ -655,7 +610,6 @@ def test_envs_of_di_engine_get_numbers_as_they_were_given(shared_memory):
         ({9: 0}, ValueError, "no env 9"),
         ({-1: 0}, ValueError, "no env -1"),
         ({0: 0, 1: 0, 2: 0}, EnvStateError, r"0: RUN, 1: NEED_RESET, 2: RUN"),
-        ({0: [1, [2]]}, ValueError, "Nothing was sent"),
         ({"0": 1}, TypeError, "an env id must be an int"),
     ],
 )
@@ -684,15 +638,13 @@ def test_an_env_in_flight_is_not_stepped_again():
         assert list(envs.step({})) == [0]
 
 
-@pytest.mark.parametrize("timeout", [None, *deep(0.01, DEADLINE, 60)])
-def test_async_step_returns_when_wait_num_are_ready(timeout):
+def test_async_step_returns_when_wait_num_are_ready():
     door = gate()
     with manager(AsyncSubprocessEnvManager, env_fns=obedient(4, gate=door), num_workers=4,
-                 wait_num=2, step_wait_timeout=timeout) as envs:  # fmt: skip
+                 wait_num=2, step_wait_timeout=None) as envs:  # fmt: skip
         envs.launch()
         got = list(envs.step({0: WAIT, 1: WAIT, 2: 0, 3: 0}))
-        if timeout != 0.01:  # else it may be up before
-            assert sorted(got) == [2, 3]
+        assert sorted(got) == [2, 3]
         door.set()
         while len(got) < 4:  # the rest come with a later step
             got += envs.step({})
@@ -732,61 +684,6 @@ def test_async_step_returns_at_least_one_that_is_not_done():
         assert len(steps) == 3 and all(step.done for step in steps.values())
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_async_order_is_fair(num_workers):
-    """Each action has one result; of envs in one worker none is overtaken by one asked later."""
-    with manager(AsyncSubprocessEnvManager, env_fns=obedient(6, length=10**6), wait_num=2,
-                 step_wait_timeout=None, num_workers=num_workers) as envs:  # fmt: skip
-        envs.launch()
-        given = dict.fromkeys(range(6), 0)
-        taken = dict.fromkeys(range(6), 0)
-        asked, calls = {}, 0  # envs in flight, and in which call they were asked
-        while min(taken.values()) < 50:
-            ready, calls = envs.ready_env, calls + 1
-            for env in ready:
-                given[env] += 1
-                asked[env] = calls
-            steps = envs.step(dict.fromkeys(ready, 0))
-            last = max(asked.pop(env) for env in steps)
-            for env, step in steps.items():
-                taken[env] += 1
-                assert step.info["count"] == taken[env]
-            if num_workers < 2:
-                assert last <= min(asked.values(), default=last)
-        while sum(taken.values()) < sum(given.values()):
-            for env in envs.step({}):
-                taken[env] += 1
-        assert taken == given
-
-
-@pytest.mark.deep
-def test_upstream_naive():
-    """What DI-engine's own test of the asynchronous manager does."""
-    random = np.random.default_rng(0)
-    with manager(AsyncSubprocessEnvManager, episode_num=2) as envs:
-        envs.seed([314] * 4)
-        envs.launch(reset_param={env: {"stat": "stat_test"} for env in range(4)})
-        assert [seeds[-1] for seeds in envs.seeds] == [314] * 4
-        assert envs._name == [f"name{env}" for env in range(4)]
-        finished = [0] * 4
-        count = 0
-        while not envs.done:
-            ready = list(envs.ready_obs)
-            chosen = ready[: random.integers(1, len(ready) + 1)] if ready else []
-            steps = envs.step(dict.fromkeys(chosen, 0))
-            count += len(steps)
-            for env, step in steps.items():
-                finished[env] += step.done
-        assert finished == [2] * 4
-        assert count == sum(envs.asked)
-        envs.close()
-        with pytest.raises(AssertionError):
-            envs.reset([])
-        with pytest.raises(AssertionError):
-            envs.step([])
-
-
 # ---- equality with envs that are stepped alone -----------------------------------------------
 
 SPACES = [
@@ -798,7 +695,7 @@ SPACES = [
 
 
 @pytest.mark.deep
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     kind=st.sampled_from([SyncSubprocessEnvManager, AsyncSubprocessEnvManager]),
     num_envs=st.integers(1, 5),

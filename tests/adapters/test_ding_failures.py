@@ -1,9 +1,6 @@
 """DI-engine's env managers: retries, time limits, abnormal timesteps, and faults that are gone."""
 
 import itertools
-import os
-import signal
-import threading
 import time
 
 import ding_envs
@@ -21,12 +18,11 @@ from ding_envs import (
     TRUNCATE,
     UNPICKLABLE,
     UNREADABLE,
-    WORKERS,
     Obedient,
     OnDemand,
 )
 from equality import same
-from tables import crossed, deep
+from tables import deep
 
 from shmvec import EnvTimeoutError, FaultPolicy, TooManyFaultsError, WorkerCrashError
 from shmvec.adapters.ding import (
@@ -36,7 +32,6 @@ from shmvec.adapters.ding import (
 )
 from shmvec.faults import RemoteTraceback, restart_seed
 
-PROCESSES = pytest.mark.parametrize("num_workers", [2, *deep(4)])
 RUN, RESET, DONE, ERROR = EnvState.RUN, EnvState.RESET, EnvState.DONE, EnvState.ERROR
 
 
@@ -57,19 +52,6 @@ def usable(envs):
 
 
 @pytest.mark.deep
-@WORKERS
-def test_retries_of_a_failing_reset_by_renewing(num_workers):
-    with manager(num_workers=num_workers, max_retry=2, retry_type="renew") as envs:
-        envs.launch()
-        before = envs.exchange.restarts(1)
-        with pytest.raises(RuntimeError, match="Env 1"):  # it fails once in each
-            envs.reset({1: {"stat": "error once"}})
-        assert envs.exchange.restarts(1) == before + 1
-        assert envs.resets[1] == 1
-        assert usable(envs)
-
-
-@pytest.mark.deep
 def test_renewing_replaces_the_process_of_that_env_alone():
     with manager(max_retry=3, retry_type="renew") as envs:
         envs.launch()
@@ -86,7 +68,7 @@ def test_renewing_replaces_the_process_of_that_env_alone():
 
 @pytest.mark.parametrize(
     "num_workers, retry_type",
-    [(2, "reset"), *deep((0, "reset"), (4, "reset"), (0, "renew"), (2, "renew"), (4, "renew"))],
+    [(2, "reset"), *deep((0, "reset"), (2, "renew"))],
 )
 def test_retries_end_in_a_runtime_error_with_the_last_cause(retry_type, num_workers):
     with manager(num_workers=num_workers, max_retry=3, retry_type=retry_type) as envs:
@@ -168,9 +150,8 @@ def test_an_automatic_reset_that_fails_for_good_is_raised_once():
 
 
 @pytest.mark.deep
-@PROCESSES
-def test_a_process_that_dies_in_a_reset_is_revived(num_workers):
-    with manager(num_workers=num_workers, max_retry=3) as envs:
+def test_a_process_that_dies_in_a_reset_is_revived():
+    with manager(num_workers=2, max_retry=3) as envs:
         envs.seed(3)
         envs.launch()
         with pytest.raises(RuntimeError, match="Env 1 .*exit code 5") as caught:
@@ -231,9 +212,8 @@ def test_a_step_that_raises_is_raised_and_the_others_have_stepped(kind, num_work
 
 
 @pytest.mark.deep
-@PROCESSES
-def test_a_process_that_dies_in_a_step_is_raised_and_revived_by_reset(num_workers):
-    with manager(num_workers=num_workers) as envs:
+def test_a_process_that_dies_in_a_step_is_raised_and_revived_by_reset():
+    with manager(num_workers=2) as envs:
         envs.seed(0)
         envs.launch()
         with pytest.raises(WorkerCrashError, match="env 3: .*exit code 3.*replaced") as caught:
@@ -246,9 +226,9 @@ def test_a_process_that_dies_in_a_step_is_raised_and_revived_by_reset(num_worker
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("num_workers, cure", crossed([0, 2, 4], ["reset", "restart"]))
-def test_fault_policy_on_error(num_workers, cure):
-    with manager(num_workers=num_workers, faults=FaultPolicy(on_error=cure)) as envs:
+@pytest.mark.parametrize("cure", ["reset", "restart"])
+def test_fault_policy_on_error(cure):
+    with manager(num_workers=2, faults=FaultPolicy(on_error=cure)) as envs:
         envs.launch()
         before = envs.ready_obs[1]
         generation = envs.exchange.restarts(1)
@@ -265,36 +245,8 @@ def test_fault_policy_on_error(num_workers, cure):
 
 
 @pytest.mark.deep
-def test_ctrl_c_in_an_env_is_no_fault():
-    class Interrupted(Obedient):
-        def step(self, action):
-            raise KeyboardInterrupt
-
-    with manager(
-        env_fns=[Interrupted], num_workers=0, faults=FaultPolicy(on_error="reset")
-    ) as envs:
-        envs.launch()
-        with pytest.raises(KeyboardInterrupt):
-            envs.step({0: 0})
-        envs.reset()
-        assert envs.ready_env == [0]
-
-
-@pytest.mark.deep
-def test_fault_policy_limits_hold():
-    policy = FaultPolicy(on_error="reset", max_restarts=2)
-    with manager(num_envs=2, num_workers=2, faults=policy) as envs:
-        envs.launch()
-        with pytest.raises(TooManyFaultsError):
-            while True:
-                envs.step({0: RAISE} if 0 in envs.ready_obs else {})
-        assert envs.closed
-
-
-@pytest.mark.deep
-@PROCESSES
-def test_fault_policy_on_crash(num_workers):
-    with manager(num_workers=num_workers, faults=FaultPolicy(on_crash="restart")) as envs:
+def test_fault_policy_on_crash():
+    with manager(num_workers=2, faults=FaultPolicy(on_crash="restart")) as envs:
         envs.launch({env: {"stat": f"level {env}"} for env in range(4)})
         steps = envs.step({0: 0, 1: 1, 2: 2, 3: KILL})
         assert steps[3].done and steps[3].info["fault"]["type"] == "WorkerCrashError"
@@ -323,72 +275,18 @@ def test_siblings_of_an_env_that_hangs_are_truncated_not_blamed():
 # ---- timeouts --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [0.3, *deep(1, np.float32(0.3))])
-def test_step_timeout_may_be_a_float(limit):
-    with manager(num_envs=2, step_timeout=limit) as envs:
+def test_step_timeout_may_be_a_float():
+    with manager(num_envs=2, step_timeout=0.3) as envs:
         envs.launch()
         pids = envs.pid
         with pytest.raises(EnvTimeoutError, match="env 1.*replaced") as caught:
             envs.step({0: 0, 1: HANG})
         assert (caught.value.env, caught.value.operation) == (1, "step")
-        assert caught.value.limit == limit and list(caught.value.timesteps) == [0]
+        assert caught.value.limit == 0.3 and list(caught.value.timesteps) == [0]
         assert isinstance(caught.value, TimeoutError)
         assert envs.env_states == {0: RUN, 1: ERROR}
         assert usable(envs)
         assert envs.pid[0] == pids[0] and envs.pid[1] != pids[1]
-
-
-class Deaf(Obedient):
-    """Hangs as C code does that holds the GIL: it heeds no signal."""
-
-    def step(self, action):
-        if action == HANG:
-            signal.pthread_sigmask(
-                signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM]
-            )
-        return super().step(action)
-
-
-@pytest.mark.deep
-def test_step_timeout_in_c_code_by_replacing_the_process():
-    with manager(env_fns=[Deaf] * 2, step_timeout=0.2) as envs:
-        envs.launch()
-        with pytest.raises(EnvTimeoutError):
-            envs.step({0: HANG, 1: 0})
-        envs.reset({0: {}})
-        assert len(envs.step({0: 0, 1: 0})) == 2
-
-
-@pytest.mark.deep
-def test_step_timeout_with_a_fault_policy():
-    for cure in "restart", "reset":
-        policy = FaultPolicy(on_timeout=cure, step_timeout=0.3)
-        with manager(num_envs=2, faults=policy) as envs:
-            envs.launch()
-            step = envs.step({0: HANG, 1: 0})[0]
-            assert step.done and step.info["fault"]["type"] == "EnvTimeoutError"
-            while 0 not in envs.ready_obs:
-                pass
-            assert usable(envs)
-
-
-@pytest.mark.deep
-def test_step_timeout_in_any_thread():
-    found = []
-
-    def run():
-        with manager(num_envs=2, step_timeout=0.3) as envs:
-            envs.launch()
-            try:
-                envs.step({0: HANG, 1: 0})
-            except EnvTimeoutError as error:
-                found.append(error.env)
-            found.append(usable(envs))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert found == [0, True]
 
 
 @pytest.mark.deep
@@ -402,9 +300,8 @@ def test_reset_timeout_is_tried_again(tmp_path):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("retry_type", ["reset", "renew"])
-def test_reset_timeout_too_often_is_an_error(retry_type):
-    with manager(num_envs=2, max_retry=2, reset_timeout=0.2, retry_type=retry_type) as envs:
+def test_reset_timeout_too_often_is_an_error():
+    with manager(num_envs=2, max_retry=2, reset_timeout=0.2) as envs:
         envs.launch()
         with pytest.raises(RuntimeError, match=r"Env 1 .*retries\(2\)") as caught:
             envs.reset({0: {}, 1: {"stat": "hang"}})
@@ -414,10 +311,9 @@ def test_reset_timeout_too_often_is_an_error(retry_type):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_connect_timeout_in_the_parent(tmp_path, num_workers):
+def test_connect_timeout_in_the_parent(tmp_path):
     stat = {"stat": "hang once", "options": str(tmp_path / "been there")}
-    with manager(num_envs=2, max_retry=2, connect_timeout=0.3, num_workers=num_workers) as envs:
+    with manager(num_envs=2, max_retry=2, connect_timeout=0.3, num_workers=2) as envs:
         envs.launch()
         envs.reset({1: stat})
         assert set(envs.env_states.values()) == {RUN}
@@ -454,13 +350,9 @@ def test_abnormal_timestep_puts_that_env_in_error_and_the_others_go_on(kind, num
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "num_workers, action", crossed([0, 2, 4], [UNREADABLE, NO_INFO, UNPICKLABLE])
-)
-def test_a_timestep_that_cannot_be_read_is_abnormal(num_workers, action):
-    if num_workers == 0 and action == UNPICKLABLE:
-        pytest.skip("nothing is pickled in the calling process")
-    with manager(num_workers=num_workers) as envs:
+@pytest.mark.parametrize("action", [UNREADABLE, NO_INFO, UNPICKLABLE])
+def test_a_timestep_that_cannot_be_read_is_abnormal(action):
+    with manager(num_workers=2) as envs:
         envs.launch()
         steps = envs.step(dict.fromkeys(range(4), 1) | {2: action})
         assert steps[2].obs is None and steps[2].reward is None
@@ -517,31 +409,6 @@ def test_fault_ready_obs_returns_when_all_are_in_error_or_need_a_reset():
 
 
 @pytest.mark.deep
-def test_fault_ready_obs_raises_when_a_reset_has_failed():
-    with manager(num_envs=2) as envs:
-        envs.launch({env: {"stat": "error later"} for env in range(2)})
-        envs.step({0: END, 1: END})
-        errors = 0
-        for _ in range(2):
-            try:
-                _ = envs.ready_obs
-            except RuntimeError:
-                errors += 1
-        assert errors and set(envs.env_states.values()) == {ERROR}
-        assert envs.ready_obs == {}
-        assert usable(envs)
-
-
-@pytest.mark.deep
-def test_fault_retry_type_reset_revives_a_dead_process():
-    with manager(num_envs=2, num_workers=2, max_retry=2) as envs:
-        envs.launch()
-        os.kill(envs.pid[0], signal.SIGKILL)
-        envs.reset()
-        assert len(envs.step({0: 0, 1: 0})) == 2
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize("retry_type", ["reset", "renew"])
 def test_fault_renewing_does_not_lose_the_seed(retry_type):
     """Neither one that waits for its use, nor one that was used: another run is the same one."""
@@ -568,18 +435,6 @@ def test_fault_renewing_does_not_lose_the_seed(retry_type):
     assert play() == first
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_fault_abnormal_steps_return_no_stale_observations(shared_memory):
-    with manager(num_envs=2, shared_memory=shared_memory) as envs:
-        envs.launch()
-        envs.step({0: 0, 1: 0})
-        assert envs.step({0: ABNORMAL, 1: 0})[0].obs is None
-        envs.reset()
-        assert envs.step({0: UNREADABLE, 1: 0})[0].obs is None
-        assert envs.ready_obs.keys() == {1}
-
-
 class OwnAbnormal(Obedient):
     def step(self, action):
         observation, reward, over, cut, info = super().step(action)
@@ -600,17 +455,16 @@ def test_fault_abnormal_steps_return_the_observation_that_the_env_gave():
 
 @pytest.mark.deep
 @KINDS
-@pytest.mark.parametrize("num_workers", [2, 4])
-def test_under_fire_every_episode_is_whole_or_marked(kind, num_workers):
+def test_under_fire_every_episode_is_whole_or_marked(kind):
     """Actions that fail in every way: each env's count of steps goes up by one, or is marked."""
-    random = np.random.default_rng(num_workers)
+    random = np.random.default_rng(2)
     bad = [RAISE, KILL, ABNORMAL, UNREADABLE, END, TRUNCATE]
     policy = FaultPolicy(on_error="reset", on_crash="restart", max_restarts=10**6, backoff_s=0)
     counts = dict.fromkeys(range(4), 0)
-    with manager(kind, num_workers=num_workers, faults=policy, max_retry=3) as envs:
+    with manager(kind, num_workers=2, faults=policy, max_retry=3) as envs:
         envs.seed(1)
         envs.launch()
-        for _ in itertools.repeat(None, 150):
+        for _ in itertools.repeat(None, 80):
             ready = envs.ready_obs
             for env, observation in ready.items():
                 assert (observation[0], observation[2]) == (env, counts[env])

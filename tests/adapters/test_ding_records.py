@@ -89,10 +89,9 @@ def test_spaces():
 
 
 @pytest.mark.deep
-@WORKERS
 @pytest.mark.parametrize("says_none", [False, True])
-def test_spaces_that_exist_only_after_the_first_reset(num_workers, says_none):
-    with manager(env_fns=[lambda: Late(says_none)] * 4, num_workers=num_workers) as envs:
+def test_spaces_that_exist_only_after_the_first_reset(says_none):
+    with manager(env_fns=[lambda: Late(says_none)] * 4, num_workers=2) as envs:
         assert envs.action_space == OfDIEngine.action_space  # of env_ref
         assert envs.reward_space == OfDIEngine.reward_space
         envs.enable_save_replay("videos")

@@ -79,21 +79,6 @@ def test_run_to_run_if_reset_is_in_place():
 
 
 @pytest.mark.deep
-def test_reset_inplace_is_reproducible():
-    def play():
-        with manager(num_envs=3, reset_inplace=True) as envs:
-            envs.seed(5)
-            envs.launch()
-            found = []
-            for action in range(10):
-                steps = envs.step(dict.fromkeys(range(3), action))
-                found += [(step.obs.tolist(), step.done) for step in steps.values()]
-            return found
-
-    assert play() == play()
-
-
-@pytest.mark.deep
 def test_reset_inplace_with_auto_reset_false_is_refused():
     with pytest.raises(ValueError, match="reset_inplace is unavailable"):
         manager(reset_inplace=True, auto_reset=False)
@@ -123,23 +108,6 @@ def test_run_to_need_reset_to_run_if_auto_reset_is_off():
         assert envs.env_states == {0: RUN, 1: RUN}
         envs.step({0: END, 1: END})
         assert envs.env_states == {0: DONE, 1: NEED_RESET}
-
-
-@pytest.mark.deep
-def test_upstream_reset_without_auto_reset_all_at_once_or_each():
-    for each in (False, True):
-        with manager(num_envs=4, auto_reset=False, episode_num=2) as envs:
-            envs.launch()
-            while not envs.done:
-                steps = envs.step(dict.fromkeys(envs.ready_obs, 0))
-                if each:
-                    for env, step in steps.items():
-                        if step.done and not envs.env_state_done(env):
-                            envs.reset({env: {}})
-                elif set(envs.env_states.values()) == {NEED_RESET}:
-                    envs.reset()
-            assert envs.episode_count == dict.fromkeys(range(4), 2)
-            assert set(envs.env_states.values()) == {DONE}
 
 
 @pytest.mark.parametrize("inplace", [False, *deep(True)])

@@ -197,8 +197,9 @@ def check(mine, reference, inexact=False):
             )
 
 
-@pytest.mark.parametrize("timeouts", [True, False])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name, timeouts", [*((name, True) for name in CASES), ("continuous", False)]
+)
 def test_samples_are_those_of_sb3(name, timeouts):
     options = {"handle_timeout_termination": timeouts}
     with closing(made(name)) as env:
