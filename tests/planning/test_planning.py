@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 from contextlib import closing
-from itertools import product
 
 import gymnasium as gym
 import numpy as np
@@ -14,12 +13,12 @@ from echoing import interrupted
 from envs import Counter, Spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import crossed, deep
+from tables import deep
 
 from shmvec.planning import PlanningVectorEnv, Promise, StateAccess
 from shmvec.spaces import Anything
 
-WORKERS = pytest.mark.parametrize("n_workers", [2, *deep(0, 1, 3)])
+WORKERS = pytest.mark.parametrize("n_workers", [2, *deep(0)])
 
 
 def cartpole():
@@ -109,8 +108,7 @@ def alone(env_fn, states, actions, dt):
     "n_workers, count, rows",
     [
         (2, 40, 5),
-        *deep((2, 40, None), *product([2], [1, 2, 7], [None, 5])),
-        *deep(*product([0, 1, 3], [1, 2, 7, 40], [None, 5])),
+        *deep((0, 7, 5), (1, 7, None), (3, 1, None)),
     ],
 )
 def test_step_batch(n_workers, count, rows):
@@ -130,7 +128,7 @@ def test_step_batch(n_workers, count, rows):
 
 @pytest.mark.deep
 @given(data=st.data(), count=st.integers(0, 60), rows=st.integers(2, 9))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_step_batch_of_any_size(data, count, rows):
     with planning(counter, rows=rows) as env:
         assert isinstance(env.state_space, Anything)
@@ -149,7 +147,7 @@ def test_step_batch_of_any_size(data, count, rows):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("n_workers, rows", crossed([0, 1, 2, 3], [None, 5]))
+@pytest.mark.parametrize("n_workers, rows", [(0, None), (2, 5)])
 def test_infos_as_a_list_are_those_that_envs_return(n_workers, rows):
     class Tells(Counter):
         def step(self, action):
@@ -190,13 +188,12 @@ def test_stepping_from_a_state_and_stepping_on_are_bit_identical():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("n_workers", [1, 2, 8])
-def test_ten_actions_use_all_workers(n_workers):
+def test_ten_actions_use_all_workers():
     """plangym's chunks of two left three of eight workers idle."""
-    with planning(Identified, n_workers, rows=None) as env:
+    with planning(Identified, 8, rows=None) as env:
         *_, infos = env.step_batch([0] * 10)
         found = np.bincount(np.unique(infos["pid"], return_inverse=True)[1])
-        assert len(found) == n_workers and found.max() - found.min() <= 1
+        assert len(found) == 8 and found.max() - found.min() <= 1
 
 
 class Identified(Counter):
@@ -206,14 +203,6 @@ class Identified(Counter):
     def step(self, action):
         *result, info = super().step(action)
         return *result, {"pid": os.getpid()}
-
-
-@pytest.mark.deep
-def test_a_batch_smaller_than_the_workers():
-    with planning(n_workers=3) as env:
-        state, *_ = env.reset(seed=0)
-        assert env.step_batch([1], [state])[1].shape == (1, 4)
-        assert env.step_batch([1, 0], [state, state])[1].shape == (2, 4)
 
 
 @pytest.mark.deep
@@ -524,12 +513,6 @@ def test_what_is_rendered_is_the_state_that_was_set():
         env.set_state(later)
         env.render()  # and the state is what it was
         np.testing.assert_array_equal(env.step(action)[0], env.step_batch([action], [later])[1][0])
-
-
-@pytest.mark.deep
-def test_sample_action():
-    with planning() as env:
-        assert env.action_space.contains(env.sample_action())
 
 
 def test_clone():

@@ -32,15 +32,8 @@ CLASSIC = [
 MUJOCO = [
     "Ant-v5",
     "HalfCheetah-v5",
-    "Hopper-v5",
     "Humanoid-v5",
-    "HumanoidStandup-v5",
-    "InvertedPendulum-v5",
-    "InvertedDoublePendulum-v5",
-    "Pusher-v5",
     "Reacher-v5",
-    "Swimmer-v5",
-    "Walker2d-v5",
 ]
 
 
@@ -269,8 +262,9 @@ def _set_words(generator, words):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", ["float", "bytes", "object"])
-@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize(
+    "kind, limited", [("float", False), ("bytes", False), ("object", False), ("float", True)]
+)
 def test_an_env_that_says_itself_what_its_state_is(kind, limited):
     def stateful():
         env = Stateful(kind)
@@ -345,7 +339,7 @@ def test_dice_are_in_the_state_or_not(id, include_rng):
 
 @pytest.mark.deep
 @given(steps=st.lists(st.integers(0, 1), max_size=30), seed=st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_state_keeps_types_and_values(steps, seed):
     env = make("CartPole-v1")
     env.reset(seed=seed)
@@ -374,8 +368,16 @@ def drawn(env):
     return wrappers.TransformObservation(env, lambda o: o + env.np_random.normal(), None)
 
 
-@pytest.mark.parametrize("id", ["CartPole-v1", *deep("HalfCheetah-v5")])
-@pytest.mark.parametrize("wrap", [drawn, *deep(Noise, lambda env: wrappers.StickyAction(env, 0.5))])
+@pytest.mark.parametrize(
+    "wrap, id",
+    [
+        (drawn, "CartPole-v1"),
+        *deep(
+            (Noise, "HalfCheetah-v5"),
+            (lambda env: wrappers.StickyAction(env, 0.5), "CartPole-v1"),
+        ),
+    ],
+)
 def test_dice_of_wrappers(id, wrap):
     goes_on_as(wrap(make(id)), wrap(make(id)), 20)
 
