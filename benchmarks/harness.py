@@ -4,6 +4,7 @@ How contenders are measured is shmvec's own: `shmvec._commands.measuring`.
 
 - Workloads: bench's envs, some of known cost, some as training scripts wrap them; and the part of a
   command line that chooses them.
+- Contenders that call something over and over, or have one long turn a round; a table's head.
 - A contender in a process of its own: what it imports, starts or sets is no other's.
 - Results made in parts, by runs that may be killed: a JSON file, a line a row.
 - What /proc says of processes: memory and CPU time.
@@ -34,13 +35,14 @@ import numpy as np
 from shmvec._commands import bench, measuring
 from shmvec._commands.bench import WORKLOADS as REAL
 from shmvec._commands.bench import Workload
-from shmvec._commands.measuring import Slice
+from shmvec._commands.measuring import Result, Slice, alternated
 
 __all__ = [
     "ASLEEP",
     "ENVPOOL",
     "WORKLOADS",
     "Apart",
+    "Calls",
     "Memory",
     "Row",
     "Work",
@@ -49,6 +51,8 @@ __all__ = [
     "cheetah",
     "clipped",
     "cpu_s",
+    "heading",
+    "in_turns",
     "memory",
     "merged",
     "pong",
@@ -234,6 +238,75 @@ def arguments(
     parser.add_argument("--seconds", type=float, default=seconds, help="for each contender")
     parser.add_argument("--json", type=Path, metavar="FILE", help="results, written to a file")
     return parser
+
+
+# ---- contenders that call -----------------------------------------------------------------------
+
+
+class Calls:
+    """A contender that calls something over and over."""
+
+    def __init__(
+        self,
+        call: Callable[..., object],
+        close: Callable[[], object] = lambda: None,
+        *,
+        num_envs: int = 1,
+        batches: int = 1,
+        before: Callable[[], Any] | None = None,
+    ) -> None:
+        """Takes the call.
+
+        Args:
+            call: Makes steps.
+            close: Ends the contender.
+            num_envs: How many steps a batch has.
+            batches: How many of these a call makes.
+            before: Makes the call's argument, outside the clock.
+        """
+        self._call, self.close, self._before = call, close, before
+        self._num_envs, self._batches = num_envs, batches
+
+    def run(self, seconds: float) -> Slice:
+        """Calls for at least so many seconds, what is outside the clock included."""
+        call, before, clock = self._call, self._before, time.perf_counter
+        calls, taken, end = 0, 0.0, clock() + seconds
+        while not calls or clock() < end:
+            arguments = () if before is None else (before(),)
+            begin = clock()
+            call(*arguments)
+            taken += clock() - begin
+            calls += 1
+        batches = calls * self._batches
+        return Slice(1e6 * taken / batches, batches * self._num_envs / taken)
+
+
+class _Turn(NamedTuple):
+    """A contender whose turn takes as long as it takes."""
+
+    turn: Callable[[], Slice]
+
+    def run(self, seconds: float) -> Slice:
+        """One turn."""
+        return self.turn()
+
+    def close(self) -> None:
+        """Nothing: it has other owners."""
+
+
+def in_turns(
+    turns: Mapping[Any, Callable[[], Slice]],
+    rounds: int,
+    say: Callable[[str], object] = lambda what: None,
+) -> dict[Any, Result]:
+    """Races contenders of which each has one turn a round, however long that is."""
+    contenders = {name: _Turn(turn) for name, turn in turns.items()}
+    return alternated(contenders, 1e-6 * rounds, rounds, say)
+
+
+def heading(*columns: str) -> str:
+    """The first two lines of a Markdown table."""
+    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
 
 
 # ---- contenders apart ----------------------------------------------------------------------------
