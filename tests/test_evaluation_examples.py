@@ -1,7 +1,6 @@
 """Examples and benchmark of evaluation: states and plans belong to an env, and rows are whole."""
 
 import importlib.util
-import json
 import re
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import run_benchmark
 from short_walks import Walk
 
 from shmvec import evaluate
@@ -127,42 +127,31 @@ def test_sb3_eval_callback(tmp_path):
     assert reports[0] == reports[1] and len(reports[0]["timesteps"]) > 2
 
 
-ELSEWHERE = [
-    ("cleanrl", ["torch", "mujoco"], 3),
-    ("sb3", ["stable_baselines3", "mujoco"], 3),
-    ("pusht", ["lerobot", "gym_pusht"], 3),
-    ("pusht", ["lerobot", "gym_pusht"], 1),
-]
-
-
-@pytest.mark.parametrize(("cell", "needed", "envs"), ELSEWHERE)
-def test_the_benchmark_of_other_evaluations(cell, needed, envs, tmp_path):
+@pytest.mark.parametrize(
+    ("part", "needed", "envs"),
+    [
+        ("cleanrl", ["torch", "mujoco"], 3),
+        ("sb3", ["stable_baselines3", "mujoco"], 2),
+        ("pusht", ["lerobot", "gym_pusht"], 3),
+        ("pusht", ["lerobot", "gym_pusht"], 1),
+    ],
+)
+def test_the_benchmark_of_other_evaluations(part, needed, envs, tmp_path):
     for name in needed:
         pytest.importorskip(name)
-    file = tmp_path / "results.json"
-    program = EXAMPLES.parent / "benchmarks" / "evaluation_elsewhere.py"
-    small = f"--envs {envs} --episodes 4 --steps 15 --rounds 1 --json {file}".split()
-    subprocess.run([sys.executable, str(program), cell, *small], check=True, timeout=250)
-    *others, ours = [row["same"] for row in json.loads(file.read_text())["rows"]]
+    small = ["--envs", str(envs), "--episodes", "4", "--steps", "15", "--rounds", "1"]
+    _, results = run_benchmark("evaluation.py", tmp_path, part, *small, timeout=250)
+    *others, ours = [row["same"] for row in results["rows"]]
     assert set(others) == {"yes"}
-    if cell == "pusht" and envs == 1:  # no env is stepped after its episode has ended
+    if part == "pusht" and envs == 1:  # no env is stepped after its episode has ended
         assert ours == "the returns"
 
 
 def test_the_benchmark(tmp_path):
-    file = tmp_path / "results.json"
-    program = EXAMPLES.parent / "benchmarks" / "evaluation.py"
     small = ["--episodes", "12", "--sleep-ms", "0.1", "--busy-ms", "0.01", "--rounds", "1"]
-    done = subprocess.run(
-        [sys.executable, str(program), *small, "--json", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(file.read_text())["rows"]
+    shown, results = run_benchmark("evaluation.py", tmp_path, *small)
+    rows = results["rows"]
     assert [row["system"] for row in rows] == ["evaluate", "frozen", "stepped on"] * 2
     for row in rows:
-        made, needed = row["steps"], row["steps_needed"]
-        assert made > needed if row["system"] == "stepped on" else made == needed
-        assert f"| {row['system']} |" in done.stdout
+        assert row["of_steps"] > 1 if row["system"] == "stepped on" else row["of_steps"] == 1
+        assert row["same"] == "yes" and f"| {row['system']} |" in shown
