@@ -19,33 +19,23 @@ Contenders take turns; the table has medians and spreads, (largest - smallest) /
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv
-from harness import memory
+from harness import Calls, arguments, heading, in_turns, memory, write_results
 
 from shmvec import ShmVectorEnv
-from shmvec._commands.measuring import (
-    LIMIT,
-    Slice,
-    cells,
-    described,
-    line,
-    machine,
-    race,
-    vector_env,
-)
+from shmvec._commands.measuring import LIMIT, cells, described, line, machine, race, vector_env
 from shmvec._cores import descendants
 
-PARTS = ("asleep", "resets", "compute")
 STEP_S, SPREAD_S = 0.050, 0.020
 MOST_PROCESSES = 64  # for contenders that have one for each env
 
@@ -67,17 +57,12 @@ class Sleeper(gym.Env[Any, Any]):
         self._step_s, self._spread_s, self._reset_s = step_s, spread_s, reset_s
         self._length = length
 
-    def _reset(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Sleeps, and begins an episode."""
+        time.sleep(self._reset_s)
         super().reset(seed=seed)
         self._count = 0
         return np.zeros(4, np.float32), {}
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Sleeps, and begins an episode."""
-        time.sleep(self._reset_s)
-        return self._reset(seed)
 
     def _drawn(self) -> float:
         return self._step_s + self.np_random.uniform(-self._spread_s, self._spread_s)
@@ -101,185 +86,145 @@ class AsyncSleeper(Sleeper):
         return self._result()
 
 
-class Rounds:
-    """A contender that makes batch steps, and has noted what memory its start took."""
-
-    def __init__(
-        self, start: Callable[[], tuple[Callable[[], object], Callable[[], object]]], num_envs: int
-    ) -> None:
-        """Takes what starts it: it returns functions that make a batch step, and close it."""
-        before = _memory_mb()
-        self._step, self.close = start()
-        self._num_envs = num_envs
-        self.mb_an_env = (_memory_mb() - before) / num_envs
-
-    def run(self, seconds: float) -> Slice:
-        """Makes batch steps for at least so many seconds."""
-        start, batches = time.perf_counter(), 0
-        while (elapsed := time.perf_counter() - start) < seconds or batches == 0:
-            self._step()
-            batches += 1
-        return Slice(1e6 * elapsed / batches, batches * self._num_envs / elapsed)
-
-
 def _memory_mb() -> float:
     return sum(memory(pid).pss for pid in (os.getpid(), *descendants(os.getpid())))
 
 
-def _vector(make: Callable[[], Any], num_envs: int) -> Any:
-    envs = make()
+def stepping(envs: Any, steps: int = 1) -> Calls:
+    """Envs that are reset, of which each call makes so many batch steps."""
     envs.reset(seed=0)
-    actions = np.zeros(num_envs, np.int64)
-    return partial(envs.step, actions), envs.close
+    actions = np.zeros(envs.num_envs, np.int64)
+
+    def call() -> None:
+        for _ in range(steps):
+            envs.step(actions)
+
+    return Calls(call, envs.close, num_envs=envs.num_envs)
 
 
-def _torchrl(num_envs: int) -> Any:
+def torchrl(num_envs: int) -> Calls:
+    """PyTorch RL's pool of threads."""
     from torchrl.envs import AsyncEnvPool, GymWrapper
 
-    def make() -> Any:
-        return GymWrapper(Sleeper())
-
-    pool = AsyncEnvPool([make] * num_envs, backend="threading")
+    pool = AsyncEnvPool([lambda: GymWrapper(Sleeper())] * num_envs, backend="threading")
     state = pool.rand_action(pool.reset())
-    return partial(pool.step, state), pool.close
+    return Calls(partial(pool.step, state), pool.close, num_envs=num_envs)
 
 
-def asleep(num_envs: int, seconds: float, rounds: int) -> None:
-    """Prints the table of envs that sleep."""
+def asleep(num_envs: int, seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """The table of envs that sleep."""
     few = min(num_envs, MOST_PROCESSES)
 
-    def ours(kind: type[Sleeper], number: int, **options: Any) -> Callable[[], Rounds]:
-        make = partial(ShmVectorEnv, [kind] * number, **options)
-        return partial(Rounds, partial(_vector, make, number), number)
+    def ours(kind: type[Sleeper], number: int, workers: int = 2, **options: Any) -> Calls:
+        return stepping(ShmVectorEnv([kind] * number, num_workers=workers, **options))
 
-    gymnasium = partial(AsyncVectorEnv, [Sleeper] * few)
-    contenders: dict[Any, tuple[int, Callable[[], Rounds]]] = {
+    contenders: dict[str, tuple[int, Callable[[], Calls]]] = {
+        "shmvec, coroutines": (num_envs, partial(ours, AsyncSleeper, num_envs)),
+        'shmvec, overlap="auto"': (num_envs, partial(ours, Sleeper, num_envs, overlap="auto")),
         f"shmvec, overlap={num_envs}": (
             num_envs,
-            ours(Sleeper, num_envs, num_workers=2, overlap=num_envs),
+            partial(ours, Sleeper, num_envs, overlap=num_envs),
         ),
-        'shmvec, overlap="auto"': (
-            num_envs,
-            ours(Sleeper, num_envs, num_workers=2, overlap="auto"),
-        ),
-        "shmvec, coroutines": (num_envs, ours(AsyncSleeper, num_envs, num_workers=2)),
-        "PyTorch RL, AsyncEnvPool": (
-            num_envs,
-            partial(Rounds, partial(_torchrl, num_envs), num_envs),
-        ),
-        f"shmvec, overlap={few}": (few, ours(Sleeper, few, num_workers=2, overlap=few)),
-        "shmvec, a process an env": (few, ours(Sleeper, few, num_workers=few)),
-        "AsyncVectorEnv": (few, partial(Rounds, partial(_vector, gymnasium, few), few)),
+        "PyTorch RL, AsyncEnvPool": (num_envs, partial(torchrl, num_envs)),
+        f"shmvec, overlap={few}": (few, partial(ours, Sleeper, few, overlap=few)),
+        "shmvec, a process an env": (few, partial(ours, Sleeper, few, few)),
+        "AsyncVectorEnv": (few, lambda: stepping(AsyncVectorEnv([Sleeper] * few))),
     }
-    left_out: dict[Any, str] = {}
-    mb: dict[Any, float] = {}
-    results = race(
-        {name: start for name, (_, start) in contenders.items()},
-        seconds,
-        rounds,
-        left_out=left_out,
-        started=lambda running: mb.update(
-            (name, each.mb_an_env) for name, each in running.items() if isinstance(each, Rounds)
-        ),
-    )
+    mb: dict[str, float] = {}
+
+    def weighed(name: str) -> Calls:
+        number, start = contenders[name]
+        before = _memory_mb()
+        running = start()
+        mb[name] = (_memory_mb() - before) / number
+        return running
+
+    left_out: dict[str, str] = {}
+    starts = {name: partial(weighed, name) for name in contenders}
+    results = race(starts, seconds, rounds, left_out=left_out)
     print(f"\nA step sleeps {1e3 * STEP_S:.0f} ms, {1e3 * SPREAD_S:.0f} more or less\n")
-    print("| system | envs | longest sleep, ms | batch step, ms | spread | MB an env |")
-    print("|---|--:|--:|--:|--:|--:|")
+    print(heading("system", "envs", "longest sleep, ms", "batch step, ms", "spread", "MB an env"))
+    rows = []
     for name, result in results.items():
         number = contenders[name][0]
         longest = STEP_S + SPREAD_S * (1 - 2 / (number + 1))  # on average
-        print(
-            line(
-                name,
-                number,
-                f"{1e3 * longest:.1f}",
-                f"{result.median.batch_us / 1e3:.1f}",
-                f"{result.spread:.0%}",
-                f"{mb[name]:.2f}",
-            )
-        )
+        ms, spread = result.median.batch_us / 1e3, result.spread
+        figures = f"{1e3 * longest:.1f}", f"{ms:.1f}", f"{spread:.0%}", f"{mb[name]:.2f}"
+        print(line(name, number, *figures))
+        row = {"part": "asleep", "system": name, "num_envs": number, "batch_ms": ms}
+        rows.append({**row, "spread": spread, "mb_an_env": mb[name]})
     for name, why in left_out.items():
         print(f"{name} was left out: {why}")
+    return rows
 
 
-def resets(rounds: int, step_s: float = 0.02, reset_s: float = 2.0, length: int = 100) -> None:
-    """Prints the table of envs with long resets: the time of whole episodes, in lockstep."""
+def resets(
+    num_envs: int, seconds: float, rounds: int, step_s: float = 0.02, reset_s: float = 2.0
+) -> list[dict[str, Any]]:
+    """The table of envs with long resets: the time of whole episodes, in lockstep."""
+    length = 100
     fns = [partial(Sleeper, step_s, 0.0, reset_s, length)] * 8
     settings: Sequence[dict[str, Any]] = ({}, {"overlap": 4}, {"overlap": 4, "spare_envs": 1})
-    running = {
-        str(options or "the defaults"): ShmVectorEnv(fns, num_workers=2, **options)
-        for options in settings
-    }
-    taken: dict[str, list[float]] = {name: [] for name in running}
-    actions = np.zeros(len(fns), np.int64)
-    for envs in running.values():
-        envs.reset(seed=0)
-    for turn in range(rounds):
-        names = list(running)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            envs = running[name]
-            start = time.perf_counter()
-            for _ in range(length + 1):  # an episode, and its end
-                envs.step(actions)
-            taken[name].append(time.perf_counter() - start)
+    with ExitStack() as stack:
+        running = {}
+        for options in settings:
+            envs = ShmVectorEnv(fns, num_workers=2, **options)
+            episode = stack.enter_context(closing(stepping(envs, length + 1)))  # and its end
+            running[str(options or "the defaults")] = partial(episode.run, 0.0)
+        results = in_turns(running, rounds)
     print(
         f"\n8 envs: {length} steps of {1e3 * step_s:.0f} ms, a reset of {reset_s:g} s; 2 workers\n"
     )
-    print("| setting | an episode of all, s | spread | steps alone, s |")
-    print("|---|--:|--:|--:|")
-    for name, times in taken.items():
-        at_once = 1 if name == "the defaults" else 4
-        limit = length * step_s * (4 / at_once)
-        median = float(np.median(times))
-        print(
-            line(name, f"{median:.2f}", f"{(max(times) - min(times)) / median:.0%}", f"{limit:.2f}")
-        )
-    for envs in running.values():
-        envs.close()
+    print(heading("setting", "an episode of all, s", "spread", "steps alone, s"))
+    rows = []
+    for name, result in results.items():
+        limit = (
+            length * step_s * (4 if name == "the defaults" else 1)
+        )  # of envs one after the other
+        episode_s = 1e-6 * result.median.batch_us
+        print(line(name, f"{episode_s:.2f}", f"{result.spread:.0%}", f"{limit:.2f}"))
+        row = {"part": "resets", "system": name, "episode_s": episode_s}
+        rows.append({**row, "spread": result.spread, "limit_s": limit})
+    return rows
 
 
-def compute(seconds: float, rounds: int) -> None:
-    """Prints the table of envs that only compute."""
+def compute(num_envs: int, seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """The table of envs that only compute."""
     make = partial(gym.make, "CartPole-v1")
-    settings: Sequence[dict[str, Any]] = (
-        {},
-        {"overlap": "auto"},
-        {"overlap": 16},
-        {"spare_envs": 1},
-    )
-    starts = {
-        str(options or "the defaults"): partial(
-            vector_env, partial(ShmVectorEnv, [make] * 32, num_workers=2, **options)
-        )
-        for options in settings
-    }
+    settings: Sequence[dict[str, Any]]
+    settings = ({}, {"overlap": "auto"}, {"overlap": 16}, {"spare_envs": 1})
+    starts: dict[str, Any] = {}
+    for options in settings:
+        ours = partial(ShmVectorEnv, [make] * 32, num_workers=2, **options)
+        starts[str(options or "the defaults")] = partial(vector_env, ours)
     results = race(starts, seconds, rounds, limit=[make])
     limit = results.pop(LIMIT)
     print("\nCartPole-v1, 32 envs, 2 workers\n")
-    print("| setting | batch step, µs | spread | steps/s | of the limit | × the defaults |")
-    print("|---|--:|--:|--:|--:|--:|")
-    default = results["the defaults"]
+    figures = "batch step, µs", "spread", "steps/s", "of the limit", "× the defaults"
+    print(heading("setting", *figures))
+    rows = []
     for name, result in results.items():
-        print(line(name, *cells(result.figures(limit)), f"{result.ratio(default):.2f}"))
+        found, ratio = result.figures(limit), result.ratio(results["the defaults"])
+        print(line(name, *cells(found), f"{ratio:.2f}"))
+        rows.append({"part": "compute", "system": name, **found, "times_defaults": ratio})
+    return rows
+
+
+PARTS = {"asleep": asleep, "resets": resets, "compute": compute}
 
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--num-envs", type=int, default=1000, help="of those that sleep")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each contender, in all")
+    parser = arguments(__doc__, seconds=5.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--num-envs", type=int, default=1000, help="of those that sleep")
     options = parser.parse_args()
     print(described(machine()))
-    if "asleep" in options.part:
-        asleep(options.num_envs, options.seconds, options.rounds)
-    if "resets" in options.part:
-        resets(options.rounds)
-    if "compute" in options.part:
-        compute(options.seconds, options.rounds)
+    rows = []
+    for part in options.part:
+        rows += PARTS[part](options.num_envs, options.seconds, options.rounds)
+        write_results(options.json, {"machine": machine(), "rows": rows})
 
 
 if __name__ == "__main__":
