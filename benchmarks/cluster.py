@@ -4,8 +4,7 @@
     python benchmarks/cluster.py --workload HalfCheetah-v5 --num-envs 32
     python benchmarks/cluster.py --part size          # what a fragment costs, by its size
     python benchmarks/cluster.py --part runners       # 1 to 8 runners: what the driver spends
-    python benchmarks/cluster.py --part slow          # ClusterVectorEnv, with envs of 10 ms
-    python benchmarks/cluster.py --part batch         # a batch of it beside a bare call of an actor
+    python benchmarks/cluster.py --part batch         # ClusterVectorEnv beside bare calls
 
 ``rate``: contenders take turns of some seconds; the others have nothing to do. Two runners,
 each with one worker, bound to a core of its own:
@@ -23,9 +22,6 @@ between the asking and the coming, less what the runner needed to make it.
 ``runners``: more runners than cores, so steps a second say nothing; what does is the CPU time of
 the driver for each fragment.
 
-``slow``: envs whose step sleeps for 10 ms, eight on each of two nodes with one worker each; batches
-of a quarter. The limit is that of the workers, which do nothing else: 200 steps a second.
-
 ``batch``: what a batch of ClusterVectorEnv costs, with envs that do nothing, so all of it is cost.
 Bare calls send the same bytes without envs: to an actor on each of two nodes an array of actions,
 for arrays of results. The limit is the same calls of actors that step a ShmVectorEnv.
@@ -33,73 +29,57 @@ for arrays of results. The limit is the same calls of actors that step a ShmVect
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import importlib
-import json
-import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
+from importlib import import_module
 from statistics import median
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
+from harness import Apart, arguments, heading, in_turns, write_results
 
 import shmvec
-from shmvec._commands.measuring import described, line, machine, spread, turns
+from shmvec._commands.measuring import Slice, described, line, machine
 from shmvec.cluster import ClusterVectorEnv, Collector
 from shmvec.cluster.fragments import Runner
 
 LENGTH = 128
 
 
-class Network:
-    """A policy: two layers of 64 units, which is not trained."""
+def make_policy(workload: str, seed: int) -> Callable[[Any, Any], Any]:
+    """A network of two layers of 64 units, which is not trained: it samples actions."""
+    torch: Any = import_module("torch")
+    torch.set_num_threads(1)
+    with gym.make(workload) as env:
+        space: Any = env.action_space
+        discrete = isinstance(space, gym.spaces.Discrete)
+        (inputs,) = env.observation_space.shape or ()
+    outputs = int(space.n) if discrete else space.shape[0]
+    draw = torch.Generator().manual_seed(seed)
+    sizes, nn = (inputs, 64, 64), torch.nn
+    hidden = [(nn.Linear(*pair), nn.Tanh()) for pair in zip(sizes, sizes[1:], strict=False)]
+    layers = nn.Sequential(*hidden[0], *hidden[1], nn.Linear(64, outputs))
 
-    def __init__(self, inputs: int, outputs: int, discrete: bool, seed: int) -> None:
-        """Makes the layers."""
-        import torch
+    @torch.no_grad()
+    def policy(observations: Any, env_ids: Any) -> Any:
+        answers = layers(torch.from_numpy(np.asarray(observations, np.float32)))
+        if discrete:
+            probabilities = answers.softmax(-1)
+            actions = torch.multinomial(probabilities, 1, generator=draw)
+            log_probs = probabilities.gather(1, actions)[:, 0].log()
+            return actions[:, 0].numpy(), {"log_probs": log_probs.numpy()}
+        noise = torch.randn(answers.shape, generator=draw)
+        return (answers + noise).numpy(), {"log_probs": (-0.5 * noise**2).sum(-1).numpy()}
 
-        torch.set_num_threads(1)
-        self._torch, self._discrete = torch, discrete
-        self._random = torch.Generator().manual_seed(seed)
-        nn = torch.nn
-        self._layers = nn.Sequential(
-            *(nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()),
-            nn.Linear(64, outputs),
-        )
-
-    def __call__(self, observations: Any, env_ids: Any) -> Any:
-        """Samples actions, and says their log-probabilities."""
-        torch = self._torch
-        with torch.no_grad():
-            seen = torch.from_numpy(np.asarray(observations, np.float32))
-            outputs = self._layers(seen)
-            if self._discrete:
-                probabilities = outputs.softmax(-1)
-                actions = torch.multinomial(probabilities, 1, generator=self._random)
-                log_probs = probabilities.gather(1, actions)[:, 0].log()
-                return actions[:, 0].numpy(), {"log_probs": log_probs.numpy()}
-            noise = torch.randn(outputs.shape, generator=self._random)
-            return (outputs + noise).numpy(), {"log_probs": (-0.5 * noise**2).sum(-1).numpy()}
-
-
-def make_network(workload: str, seed: int) -> Network:
-    """For an env."""
-    env = gym.make(workload)
-    space = env.action_space
-    discrete = isinstance(space, gym.spaces.Discrete)
-    inputs, outputs = env.observation_space.shape[0], space.n if discrete else space.shape[0]
-    env.close()
-    return Network(inputs, int(outputs), discrete, seed)
+    return policy
 
 
 def make_envs(workload: str, num_envs: int, core_of: Callable[[], int]) -> shmvec.ShmVectorEnv:
@@ -108,24 +88,26 @@ def make_envs(workload: str, num_envs: int, core_of: Callable[[], int]) -> shmve
     return shmvec.ShmVectorEnv([partial(gym.make, workload)] * num_envs, num_workers=1)
 
 
+def cores() -> list[int]:
+    """Two, the same one twice where there is no other."""
+    known = sorted(os.sched_getaffinity(0))
+    return [known[0], known[-1]]
+
+
 @contextlib.contextmanager
-def nodes(cpus: list[int]) -> Iterator[list[str]]:
+def nodes(*cpus: int) -> Iterator[list[str]]:
     """Ray's nodes with so many CPUs each, on this machine; their ids."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     os.environ.update(RAY_TMPDIR=folder, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    ray = importlib.import_module("ray")
-    cluster = importlib.import_module("ray.cluster_utils").Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": cpus[0],
-            "include_dashboard": False,
-            "object_store_memory": 1 << 30,
-        },
+    ray = import_module("ray")
+    options = [{"num_cpus": count, "object_store_memory": 1 << 30} for count in cpus]
+    cluster = import_module("ray.cluster_utils").Cluster(
+        initialize_head=True, head_node_args={"include_dashboard": False, **options[0]}
     )
     try:
-        for count in cpus[1:]:
-            cluster.add_node(num_cpus=count, object_store_memory=1 << 30)
+        for each in options[1:]:
+            cluster.add_node(**each)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
         yield [node.node_id for node in cluster.list_all_nodes()]
     finally:
@@ -134,186 +116,132 @@ def nodes(cpus: list[int]) -> Iterator[list[str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# ---- rate ------------------------------------------------------------------------------------
+def on_node(node: str) -> dict[str, Any]:
+    """Options of an actor on it."""
+    placed = import_module("ray.util.scheduling_strategies")
+    return {"scheduling_strategy": placed.NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
-def run_alone(make: bytes, policy: bytes, core: int, pipe: Any) -> None:
-    """A runner in a process: makes fragments for so many seconds, when it is asked to."""
-    os.environ["BENCHMARK_CORE"] = str(core)
-    runner = Runner(make, policy, LENGTH, core, 0)
-    pipe.send(0)
-    while (seconds := pipe.recv()) is not None:
-        until, steps = time.monotonic() + seconds, 0
-        while time.monotonic() < until:
-            steps += runner.collect(0).steps
-        pipe.send((steps, time.monotonic() - until + seconds))
-    runner.close()
+def raced(
+    contenders: dict[str, Callable[[], Slice]], rounds: int, reference: str, figure: str
+) -> Iterator[tuple[str, float, dict[str, float]]]:
+    """Each contender's median of a figure, and what else a row has: by turns, one a round."""
+    results = in_turns(contenders, rounds)
+    for name, result in results.items():
+        ratio = result.ratio(results[reference], figure)
+        spread = {"spread": result.spread, f"times_{reference}": ratio}
+        yield name, getattr(result.median, figure), spread
+
+
+# ---- rate ----------------------------------------------------------------------------------------
 
 
 class Alone:
-    """Two runners in processes."""
+    """A runner without Ray, in a process of its own."""
 
-    def __init__(self, workload: str, num_envs: int) -> None:
-        """Starts them."""
-        core = lambda: int(os.environ["BENCHMARK_CORE"])  # noqa: E731
-        make = cloudpickle.dumps(partial(make_envs, workload, num_envs, core))
-        policy = cloudpickle.dumps(partial(make_network, workload))
-        context = multiprocessing.get_context("spawn")
-        self._pipes, self._processes = [], []
-        for each in cores():
-            pipe, theirs = context.Pipe()
-            process = context.Process(target=run_alone, args=(make, policy, each, theirs))
-            process.start()
-            self._pipes.append(pipe)
-            self._processes.append(process)
-        for pipe in self._pipes:
-            pipe.recv()
-
-    def rate(self, seconds: float) -> float:
-        """Steps a second of both."""
-        for pipe in self._pipes:
-            pipe.send(seconds)
-        return sum(steps / taken for steps, taken in (pipe.recv() for pipe in self._pipes))
-
-    def close(self) -> None:
-        """Ends them."""
-        for pipe in self._pipes:
-            pipe.send(None)
-        for process in self._processes:
-            process.join(10)
-
-
-class Collecting:
-    """The collector."""
-
-    def __init__(self, workload: str, num_envs: int, nodes: list[str]) -> None:
+    def __init__(self, workload: str, num_envs: int, core: int) -> None:
         """Starts it."""
-        core = partial(core_of_node, dict(zip(nodes, cores(), strict=True)))
-        self._collector = Collector(
-            partial(make_envs, workload, num_envs, core),
-            partial(make_network, workload),
-            LENGTH,
-        )
+        make = partial(make_envs, workload, num_envs, lambda: core)
+        packed = map(import_module("cloudpickle").dumps, (make, partial(make_policy, workload)))
+        self._runner = Runner(*packed, LENGTH, core, 0)
+        self.close = self._runner.close
 
-    def rate(self, seconds: float) -> float:
-        """Steps a second that the driver gets, once those that have waited are taken."""
-        for _ in range(4):
-            next(self._collector)
+    def run(self, seconds: float) -> float:
+        """Steps a second."""
         begin, steps = time.monotonic(), 0
         while (taken := time.monotonic() - begin) < seconds:
-            steps += next(self._collector).steps
+            steps += self._runner.collect(0).steps
         return steps / taken
 
-    def close(self) -> None:
-        """Ends it."""
-        self._collector.close()
 
-
-class EnvRunners:
+def env_runners(workload: str, num_envs: int, nodes: list[str]) -> list[Any]:
     """RLlib's, one on each node."""
+    ray: Any = import_module("ray")
+    ppo = import_module("ray.rllib.algorithms.ppo")
+    runner = import_module("ray.rllib.env.single_agent_env_runner")
+    module = import_module("ray.rllib.core.rl_module.default_model_config")
+    model = module.DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh")
+    config = ppo.PPOConfig().environment(workload).rl_module(model_config=model)
+    config.env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=LENGTH)
 
-    def __init__(self, workload: str, num_envs: int, nodes: list[str]) -> None:
-        """Starts them."""
-        self._ray: Any = importlib.import_module("ray")
-        ppo = importlib.import_module("ray.rllib.algorithms.ppo")
-        runner = importlib.import_module("ray.rllib.env.single_agent_env_runner")
-        placed = importlib.import_module("ray.util.scheduling_strategies")
-        module = importlib.import_module("ray.rllib.core.rl_module.default_model_config")
-        config = (
-            ppo.PPOConfig()
-            .environment(workload)
-            .env_runners(
-                num_envs_per_env_runner=num_envs,
-                rollout_fragment_length=LENGTH,
-            )
-            .rl_module(
-                model_config=module.DefaultModelConfig(
-                    fcnet_hiddens=[64, 64], fcnet_activation="tanh"
-                )
-            )
-        )
+    class Bound(runner.SingleAgentEnvRunner):  # type: ignore[misc]
+        def __init__(self, core: int, **options: Any) -> None:
+            os.sched_setaffinity(0, {core})
+            import_module("torch").set_num_threads(1)
+            super().__init__(**options)
 
-        class Bound(runner.SingleAgentEnvRunner):
-            def __init__(self, core: int, **options: Any) -> None:
-                os.sched_setaffinity(0, {core})
-                importlib.import_module("torch").set_num_threads(1)
-                super().__init__(**options)
+        def fragment(self) -> Any:
+            episodes = self.sample()
+            return sum(len(episode) for episode in episodes), episodes
 
-            def fragment(self) -> Any:
-                episodes = self.sample()
-                return sum(len(episode) for episode in episodes), episodes
-
-        actor = self._ray.remote(num_cpus=0)(Bound)
-        self._actors = [
-            actor.options(
-                scheduling_strategy=placed.NodeAffinitySchedulingStrategy(node, soft=False)
-            ).remote(core, config=config, worker_index=index + 1)
-            for index, (node, core) in enumerate(zip(nodes, cores(), strict=True))
-        ]
-        self._ray.get([each.fragment.remote() for each in self._actors])
-
-    def rate(self, seconds: float) -> float:
-        """Steps a second that the driver gets; one sample of each is under way."""
-        ray = self._ray
-        waiting = {each.fragment.remote(): each for each in self._actors}
-        begin, steps = time.monotonic(), 0
-        while (taken := time.monotonic() - begin) < seconds or waiting:
-            (done, *_), _ = ray.wait(list(waiting))
-            actor = waiting.pop(done)
-            count, _ = ray.get(done)
-            steps += count
-            if taken < seconds:
-                waiting[actor.fragment.remote()] = actor
-        return steps / (time.monotonic() - begin)
-
-    def close(self) -> None:
-        """Ends them."""
-        for actor in self._actors:
-            self._ray.kill(actor)
-
-
-def core_of_node(cores: dict[str, int]) -> int:
-    """The core of the node that this is."""
-    return cores[importlib.import_module("ray").get_runtime_context().get_node_id()]
-
-
-def cores() -> list[int]:
-    """Two, the same one twice where there is no other."""
-    known = sorted(os.sched_getaffinity(0))
-    return [known[0], known[-1]]
+    actor = ray.remote(num_cpus=0)(Bound)
+    actors = [
+        actor.options(**on_node(node)).remote(core, config=config, worker_index=index + 1)
+        for index, (node, core) in enumerate(zip(nodes, cores(), strict=True))
+    ]
+    ray.get([each.fragment.remote() for each in actors])
+    return actors
 
 
 def rates(workload: str, num_envs: int, rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
     """A row for each contender."""
-    with nodes([1, 1]) as ids, contextlib.ExitStack() as stack:
-        contenders: dict[str, Any] = {
-            "processes": Alone(workload, num_envs),
-            "Collector": Collecting(workload, num_envs, ids),
-        }
+    with nodes(1, 1) as ids, contextlib.ExitStack() as stack:
+        ray: Any = import_module("ray")
+        bound = dict(zip(ids, cores(), strict=True))
+        make = partial(make_envs, workload, num_envs, lambda: bound[node_of_this()])
+        policy = partial(make_policy, workload)
+        collector = stack.enter_context(Collector(make, policy, LENGTH))
+        starts = [partial(Alone, workload, num_envs, core) for core in cores()]
+        alone = [stack.enter_context(contextlib.closing(Apart(each))) for each in starts]
+        at_once = stack.enter_context(ThreadPoolExecutor(len(alone)))
+        for each in alone:
+            each.ready()
+
+        def rested(rate: float) -> Slice:
+            time.sleep(0.5)  # what is under way takes less
+            return Slice(1e6 * num_envs / rate, rate)
+
+        def processes() -> Slice:
+            return rested(sum(at_once.map(lambda each: each.run(seconds), alone)))
+
+        def collecting() -> Slice:
+            for _ in range(4):  # those that have waited
+                next(collector)
+            begin, steps = time.monotonic(), 0
+            while (taken := time.monotonic() - begin) < seconds:
+                steps += next(collector).steps
+            return rested(steps / taken)
+
+        def sampling(actors: list[Any]) -> Slice:
+            """One sample of each is under way."""
+            waiting = {each.fragment.remote(): each for each in actors}
+            begin, steps = time.monotonic(), 0
+            while (taken := time.monotonic() - begin) < seconds or waiting:
+                (done, *_), _ = ray.wait(list(waiting))
+                actor = waiting.pop(done)
+                steps += ray.get(done)[0]
+                if taken < seconds:
+                    waiting[actor.fragment.remote()] = actor
+            return rested(steps / (time.monotonic() - begin))
+
+        contenders = {"processes": processes, "Collector": collecting}
         try:
-            contenders["RLlib's EnvRunners"] = EnvRunners(workload, num_envs, ids)
+            actors = env_runners(workload, num_envs, ids)
+            contenders["RLlib's EnvRunners"] = partial(sampling, actors)
         except ImportError as error:
             print(f"no RLlib: {error}", file=sys.stderr)
-        for each in contenders.values():
-            stack.callback(each.close)
-        found: dict[str, list[float]] = {name: [] for name in contenders}
-        for order in turns(contenders, rounds):
-            for name in order:
-                found[name].append(contenders[name].rate(seconds))
-                time.sleep(0.5)  # what is under way for it takes less
-        for name, values in found.items():
-            ratio = median(a / b for a, b in zip(values, found["processes"], strict=True))
-            yield {
-                "workload": workload,
-                "num_envs": num_envs,
-                "system": name,
-                "steps_per_s": median(values),
-                "spread": spread(values),
-                "of_processes": ratio,
-            }
+        for name, rate, others in raced(contenders, rounds, "processes", "steps_per_s"):
+            what = {"workload": workload, "num_envs": num_envs, "system": name}
+            yield {**what, "steps_per_s": rate, **others}
 
 
-# ---- size, runners -----------------------------------------------------------------------------
+def node_of_this() -> str:
+    """The node that this is."""
+    node: str = import_module("ray").get_runtime_context().get_node_id()
+    return node
+
+
+# ---- size, runners, batch ------------------------------------------------------------------------
 
 
 class Still(gym.Env[Any, Any]):
@@ -335,9 +263,9 @@ class Still(gym.Env[Any, Any]):
         return self._shown, 0.0, False, False, {}
 
 
-def still(nbytes: int) -> shmvec.ShmVectorEnv:
-    """Eight of these."""
-    return shmvec.ShmVectorEnv([partial(Still, nbytes)] * 8, num_workers=1)
+def still(nbytes: int, count: int = 8) -> shmvec.ShmVectorEnv:
+    """So many of these."""
+    return shmvec.ShmVectorEnv([partial(Still, nbytes)] * count, num_workers=1)
 
 
 def idle(seed: int) -> Callable[[Any, Any], Any]:
@@ -347,121 +275,60 @@ def idle(seed: int) -> Callable[[Any, Any], Any]:
 
 def sizes() -> Iterator[dict[str, Any]]:
     """What a fragment costs beyond its making, from each of two nodes, by its size."""
-    with nodes([1, 1]) as ids:
+    with nodes(1, 1) as ids:
         for nbytes in (16, 1 << 10, 1 << 14, 1 << 17):
-            costs: dict[bool, list[float]] = {True: [], False: []}
-            for here in (True, False):
-                node = ids[0 if here else 1]
-                options = {
-                    "scheduling_strategy": importlib.import_module(
-                        "ray.util.scheduling_strategies"
-                    ).NodeAffinitySchedulingStrategy(node, soft=False)
-                }
-                with Collector(
-                    partial(still, nbytes), idle, 16, 1, 1, actor_options=options
-                ) as collector:
-                    for turn in range(40):
+            row: dict[str, Any] = {}
+            for name, node in zip(("same_node_ms", "other_node_ms"), ids, strict=True):
+                make, costs = partial(still, nbytes), []
+                with Collector(make, idle, 16, 1, 1, actor_options=on_node(node)) as collector:
+                    for _ in range(40):
                         begin = time.perf_counter()
                         fragment = next(collector)
-                        taken = time.perf_counter() - begin - fragment.seconds
-                        if turn >= 10:
-                            costs[here].append(taken)
-                        moved = fragment.nbytes
+                        costs.append(time.perf_counter() - begin - fragment.seconds)
+                        row["nbytes"] = fragment.nbytes
                         del fragment
-            yield {
-                "nbytes": moved,
-                "same_node_ms": 1e3 * median(costs[True]),
-                "other_node_ms": 1e3 * median(costs[False]),
-            }
+                row[name] = 1e3 * median(costs[10:])
+            yield row
 
 
 def numbers() -> Iterator[dict[str, Any]]:
     """What the driver spends on a fragment, by the number of runners."""
-    with nodes([8]):
+    with nodes(8):
         for count in (1, 2, 4, 8):
             with Collector(partial(still, 64), idle, 128, count, cpus_per_runner=1) as collector:
                 for _ in range(4 * count):
                     next(collector)
                 begin, used = time.monotonic(), time.process_time()
                 fragments = 0
-                while time.monotonic() - begin < 3:
+                while (taken := time.monotonic() - begin) < 3:
                     next(collector)
                     fragments += 1
-                taken = time.monotonic() - begin
-                yield {
-                    "runners": count,
-                    "fragments_per_s": fragments / taken,
-                    "driver_cpu_ms": 1e3 * (time.process_time() - used) / fragments,
-                }
+                cpu_ms = 1e3 * (time.process_time() - used) / fragments
+                rate = {"fragments_per_s": fragments / taken, "driver_cpu_ms": cpu_ms}
+                yield {"runners": count, **rate}
 
 
-class Sleeping(Still):
-    """A step takes 10 ms."""
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Sleeps."""
-        time.sleep(0.01)
-        return super().step(action)
-
-
-def slow(rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """Steps a second of ClusterVectorEnv on two nodes, and of ShmVectorEnv with as many workers."""
-    functions = [partial(Sleeping, 1000)] * 16
-    with nodes([1, 1]), contextlib.ExitStack() as stack:
-        contenders: dict[str, Any] = {
-            "ShmVectorEnv": shmvec.ShmVectorEnv(functions, num_workers=2, batch_size=4),
-            "ClusterVectorEnv": ClusterVectorEnv(functions, batch_size=4, num_workers=1),
-        }
-        for each in contenders.values():
-            stack.callback(each.close)
-            each.async_reset(seed=0)
-        found: dict[str, list[float]] = {name: [] for name in contenders}
-        for order in turns(contenders, rounds):
-            for name in order:
-                envs, steps, begin = contenders[name], 0, time.monotonic()
-                while (taken := time.monotonic() - begin) < seconds:
-                    ids = envs.recv()[-1]["env_id"]
-                    envs.send(np.zeros(len(ids), np.int64), ids)
-                    steps += len(ids)
-                found[name].append(steps / taken)
-        for name, values in found.items():
-            yield {
-                "system": name,
-                "steps_per_s": median(values),
-                "spread": spread(values),
-                "of_limit": median(values) / 200,
-            }
-
-
-class Bare:
+class Actors:
     """Actors that are sent actions, and answer with results of as many envs."""
 
     def __init__(self, count: int, nbytes: int, nodes: list[str], stepping: bool) -> None:
         """Starts an actor on each node, with a vector env if it is to step one."""
-        self._ray: Any = importlib.import_module("ray")
-        placed = importlib.import_module("ray.util.scheduling_strategies")
+        self._ray: Any = import_module("ray")
         share = count // len(nodes)
 
         class Echo:
             def __init__(self) -> None:
-                self._results = (
-                    *(np.zeros((share, nbytes), np.uint8), np.zeros(share)),
-                    *(np.zeros(share, bool), np.zeros(share, bool), {}),
-                )
+                flags = np.zeros(share, bool)
+                self._results = np.zeros((share, nbytes), np.uint8), np.zeros(share), flags, flags
                 if stepping:
-                    functions = [partial(Still, nbytes)] * share
-                    self._envs = shmvec.ShmVectorEnv(functions, num_workers=1)
+                    self._envs = still(nbytes, share)
                     self._envs.reset()
 
             def step(self, actions: Any) -> Any:
-                return self._envs.step(actions) if stepping else self._results
+                return self._envs.step(actions) if stepping else (*self._results, {})
 
-        self._actors = [
-            self._ray.remote(num_cpus=0)(Echo)
-            .options(scheduling_strategy=placed.NodeAffinitySchedulingStrategy(node, soft=False))
-            .remote()
-            for node in nodes
-        ]
+        actor = self._ray.remote(num_cpus=0)(Echo)
+        self._actors = [actor.options(**on_node(node)).remote() for node in nodes]
 
     def step(self, actions: Any) -> Any:
         """Calls all, and waits for all."""
@@ -477,76 +344,61 @@ class Bare:
 
 def batches(rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Milliseconds a batch, by the number of envs and the bytes of their observations."""
-    with nodes([1, 1]) as ids:
+
+    def turn(step: Callable[[], object]) -> Slice:
+        taken, until = [], time.perf_counter() + seconds
+        while (begin := time.perf_counter()) < until:
+            step()
+            taken.append(time.perf_counter() - begin)
+        return Slice(1e6 * median(taken), 1 / median(taken))
+
+    with nodes(1, 1) as ids:
         for count, nbytes in ((2, 1000), (16, 1000), (128, 1000), (16, 100_000)):
             with contextlib.ExitStack() as stack:
-                contenders: dict[str, Any] = {
-                    "bare calls": Bare(count, nbytes, ids, stepping=False),
-                    "limit": Bare(count, nbytes, ids, stepping=True),
-                    "ClusterVectorEnv": ClusterVectorEnv(
-                        [partial(Still, nbytes)] * count, num_workers=1
-                    ),
+                envs = ClusterVectorEnv([partial(Still, nbytes)] * count, num_workers=1)
+                running: dict[str, Any] = {
+                    "bare_calls": Actors(count, nbytes, ids, stepping=False),
+                    "limit": Actors(count, nbytes, ids, stepping=True),
+                    "ClusterVectorEnv": envs,
                 }
-                for each in contenders.values():
+                for each in running.values():
                     stack.callback(each.close)
-                contenders["ClusterVectorEnv"].reset()
+                envs.reset()
                 actions = np.zeros(count, np.int64)
-                for each in [*contenders.values()] * 20:
+                for each in [*running.values()] * 20:
                     each.step(actions)  # until all have started, and their first calls are over
-                found: dict[str, list[float]] = {name: [] for name in contenders}
-                for order in turns(contenders, rounds):
-                    for name in order:
-                        taken, until = [], time.perf_counter() + seconds
-                        while (begin := time.perf_counter()) < until:
-                            contenders[name].step(actions)
-                            taken.append(time.perf_counter() - begin)
-                        found[name].append(median(taken))
-                for name, values in found.items():
-                    ratio = median(a / b for a, b in zip(values, found["bare calls"], strict=True))
-                    yield {
-                        "num_envs": count,
-                        "nbytes": nbytes,
-                        "system": name,
-                        "ms_a_batch": 1e3 * median(values),
-                        "spread": spread(values),
-                        "of_bare_calls": ratio,
-                    }
-
-
-# ---- the table ---------------------------------------------------------------------------------
+                turns = {
+                    name: partial(turn, partial(x.step, actions)) for name, x in running.items()
+                }
+                for name, us, others in raced(turns, rounds, "bare_calls", "batch_us"):
+                    what = {"num_envs": count, "nbytes": nbytes, "system": name}
+                    yield {**what, "ms_a_batch": us / 1e3, **others}
 
 
 def main() -> None:
     """Runs from the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--part", choices=("rate", "size", "runners", "slow", "batch"), default="rate"
-    )
+    parser = arguments(__doc__, seconds=2.5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--part", choices=("rate", "size", "runners", "batch"), default="rate")
     parser.add_argument("--workload", default="CartPole-v1")
     parser.add_argument("--num-envs", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.5, help="of a turn")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    print(described(machine()), f"Ray {importlib.import_module('ray').__version__}", sep=", ")
-    part = {
-        "rate": partial(rates, options.workload, options.num_envs, options.rounds, options.seconds),
+    print(described(machine()), f"Ray {import_module('ray').__version__}", sep=", ")
+    turns = options.rounds, options.seconds
+    part: Callable[[], Iterator[dict[str, Any]]] = {
+        "rate": partial(rates, options.workload, options.num_envs, *turns),
         "size": sizes,
         "runners": numbers,
-        "slow": partial(slow, options.rounds, options.seconds),
-        "batch": partial(batches, options.rounds, options.seconds),
+        "batch": partial(batches, *turns),
     }[options.part]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for row in part():
         if not rows:
-            print(line(*row), line(*("--:" for _ in row)), sep="\n")
+            print(heading(*row))
         rows.append(row)
         shown = [f"{value:,.3g}" if isinstance(value, float) else value for value in row.values()]
         print(line(*shown), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+    write_results(options.json, {"machine": machine(), "rows": rows})
 
 
 if __name__ == "__main__":
