@@ -252,7 +252,7 @@ class Calls:
         close: Callable[[], object] = lambda: None,
         *,
         num_envs: int = 1,
-        batches: int = 1,
+        batches: float = 1,
         before: Callable[[], Any] | None = None,
     ) -> None:
         """Takes the call.

@@ -1,305 +1,354 @@
-"""Collecting while the policy computes (`shmvec.Pipeline`), beside lockstep (`rollout`).
+"""Some envs step while the parent computes: `shmvec.Pipeline` and partial batches, and lockstep.
 
-    python benchmarks/pipeline.py                     # all cells: two minutes
+    python benchmarks/pipeline.py                     # all cells: a minute and a half
     python benchmarks/pipeline.py --cell equal dear --seconds 4
+    python benchmarks/pipeline.py --cell network --device cuda --num-envs 256
+    python benchmarks/pipeline.py partial             # uneven envs, CartPole, ...
+    python benchmarks/pipeline.py partial --workload HalfCheetah-v5 --compute 200 2000
+
+Systems take turns in one run. Figures are medians of rounds; "× lockstep" is the median ratio of
+the same round.
 
 In each cell 16 envs compute for some time in each step, and the policy for each row that it is
 asked about, or, in "fixed", for each batch: both by counting, so that nothing but a core is needed.
 "equal" policies take as long for all envs as these take for a step in one worker; "cheap" ones a
 tenth, "dear" ones three times as long. "cartpole" is that, with a policy of one line of NumPy.
-Systems take turns in one run:
 
 - pipeline: `Pipeline.collect(32)`, which finds out, in its first calls, which are not measured,
   whether two groups or lockstep are faster;
 - two groups: the same with `deterministic=True`, which has two groups, whatever it costs;
-- lockstep: `ShmVectorEnv.rollout(32)`, the policy asked about all envs at once;
-- both at once: no vector env: processes do the envs' work while this one does the policy's, and
-  none waits for another. Cores may be slower when all are busy: of "equal" with one worker this can
-  be reached. It is no limit where there are more processes than cores, or the policy is cheap: here
-  each computes all the time, and takes from the others what they would have there.
+- lockstep: `ShmVectorEnv.rollout(32)`, the policy asked about all envs at once.
 
 The limit cannot be beaten on cores that are not: the policy's work, the envs' divided by the
-workers, or both divided by the cores, whichever is longest. Figures are medians of rounds;
-"× lockstep" is the median ratio of the same round.
+workers, or both divided by the cores, whichever is longest.
+
+"network" (not by default: it needs torch) has frames of (4, 84, 84) uint8, and Mnih et al.'s
+network on --device as a policy: beside `Pipeline(device=).collect(32)` the envs alone, stepped in
+lockstep with the same action, and the network alone, asked about a half of the envs, whose
+observations are on the device already. The limit is the slower of the two.
+
+partial: ShmVectorEnv in lockstep, with batches of a half and of a quarter of the envs, and with
+batches of one worker as views (copy=False); and EnvPool's C++ envs with the same batches, where it
+has the env. The parent computes for --compute µs on each batch of *all* envs, so half as long on
+half a batch: that is what a learner's network does. The limit, free-running loops, steps all envs
+equally often: where some are slow, partial batches may exceed it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from harness import ENVPOOL, WORKLOADS, Calls, arguments, heading, write_results
 
 import shmvec
 from shmvec._commands.measuring import (
+    LIMIT,
     Compute,
     Progress,
-    Slice,
+    Stepper,
+    cells,
     described,
     line,
     machine,
     race,
+    vector_env,
 )
 from shmvec._cores import usable_cores
 
-NUM_ENVS = 16
-LENGTH = 32
+NUM_ENVS, LENGTH = 16, 32
+FRAMES = (4, 84, 84)
+LOCKSTEP = "lockstep"
+# How long a policy takes for all envs, as a multiple of what these take for a step in one worker.
+POLICIES = {"equal": 1, "cheap": 0.1, "dear": 3, "fixed": 0.5, "cartpole": 0}
+
+Policy = Callable[[Any, Any], tuple[Any, dict[str, Any]]]
+Row = dict[str, Any]
 
 
-class Busy(gym.Env[Any, Any]):
-    """Computes for some time in each step."""
+# ---- a pipeline ----------------------------------------------------------------------------------
 
-    observation_space = gym.spaces.Box(0, 1, (8,), np.float32)
+
+class Showing(gym.Env[Any, Any]):
+    """Shows what it has made before, after it has computed: episodes never end."""
+
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, compute: Compute) -> None:
-        """Takes what to do."""
-        self._compute = compute
+    def __init__(self, space: gym.spaces.Box, compute: Callable[[], object]) -> None:
+        """Takes what to do in a step."""
+        self.observation_space, self._compute = space, compute
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode that never ends."""
+        """Draws some observations."""
         super().reset(seed=seed)
-        return np.zeros(8, np.float32), {}
+        self.observation_space.seed(seed)
+        self._turn, self._shown = 0, [self.observation_space.sample() for _ in range(4)]
+        return self._shown[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Takes its time."""
         self._compute()
-        return np.zeros(8, np.float32), 1.0, False, False, {}
+        self._turn = (self._turn + 1) % 4
+        return self._shown[self._turn], 1.0, False, False, {}
 
 
-class Policy:
+def busy_policy(compute: Callable[[], object], fixed: bool) -> Policy:
     """Computes for some time, for each row or for each batch."""
 
-    def __init__(self, compute: Compute | None, fixed: bool) -> None:
-        """Takes what to do for a row, or for a batch."""
-        self._compute = compute
-        self._fixed = fixed
-
-    def __call__(
-        self, observations: npt.NDArray[np.float32], env_ids: Any
-    ) -> tuple[npt.NDArray[np.int64], dict[str, Any]]:
-        """Chooses."""
-        if self._compute is not None:
-            for _ in range(1 if self._fixed else len(observations)):
-                self._compute()
+    def policy(observations: npt.NDArray[np.float32], env_ids: Any) -> Any:
+        for _ in range(1 if fixed else len(observations)):
+            compute()
         return (observations[:, 2] > 0).astype(np.int64), {"values": observations[:, 0]}
 
-
-@dataclass(frozen=True)
-class Cell:
-    """What is measured: times are of all envs, in µs."""
-
-    name: str
-    workers: int
-    envs_us: float
-    policy_us: float
-    fixed: bool = False
-
-    @property
-    def limit_us(self) -> float:
-        """What a step of all envs takes at least."""
-        both = (self.envs_us + self.policy_us) / usable_cores()
-        return max(self.policy_us, self.envs_us / self.workers, both)
-
-    def makers(self) -> tuple[Callable[[], Any], Policy]:
-        """What makes an env, and the policy: the same work in all systems."""
-        if self.name == "cartpole":
-            return partial(gym.make, "CartPole-v1"), Policy(None, False)
-        rows = 1 if self.fixed else NUM_ENVS
-        policy = Policy(Compute(self.policy_us / rows), self.fixed)
-        return partial(Busy, Compute(self.envs_us / NUM_ENVS)), policy
+    return policy
 
 
-class Lockstep:
-    """The policy is asked about all envs, then all envs step."""
+def network_policy(device: Any) -> Policy:
+    """Mnih et al.'s network (2015), asked for the most probable actions and for values."""
+    import torch
+    from torch import nn
 
-    def __init__(self, cell: Cell, make: Callable[[], Any], policy: Policy) -> None:
-        """Starts the envs."""
-        self.envs = shmvec.ShmVectorEnv([make] * NUM_ENVS, num_workers=cell.workers)
-        self.envs.reset(seed=0)
-        self.policy = policy
-        self.close = self.envs.close
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU()]
+    layers += [nn.Conv2d(64, 64, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU()]
+    network = nn.Sequential(*layers, nn.Linear(512, 3)).to(device)
 
-    def collect(self) -> None:
-        """A rollout, with what the policy has said besides."""
-        rollout = self.envs.rollout(LENGTH)
-        everyone = np.arange(NUM_ENVS)
-        values = np.empty((LENGTH, NUM_ENVS), np.float32)
+    @torch.no_grad()
+    def policy(observations: Any, env_ids: Any) -> Any:
+        answer = network(observations.float() / 255)
+        return answer[:, :2].argmax(1), {"values": answer[:, 2]}
+
+    return policy
+
+
+def envs_of(make: Callable[[], Any], num_envs: int, workers: int) -> shmvec.ShmVectorEnv:
+    """The envs, reset."""
+    envs = shmvec.ShmVectorEnv([make] * num_envs, num_workers=workers)
+    envs.reset(seed=0)
+    return envs
+
+
+def lockstep(make: Callable[[], Any], num_envs: int, workers: int, policy: Policy) -> Calls:
+    """The policy is asked about all envs, then all envs step; what it says besides is kept."""
+    envs, everyone = envs_of(make, num_envs, workers), np.arange(num_envs)
+
+    def collect() -> None:
+        rollout = envs.rollout(LENGTH)
+        values = np.empty((LENGTH, num_envs), np.float32)
         for t in range(LENGTH):
-            actions, extras = self.policy(rollout.observations[t], everyone)
+            actions, extras = policy(rollout.observations[t], everyone)
             rollout.step(actions)
             values[t] = extras["values"]
 
-    def run(self, seconds: float) -> Slice:
-        """One turn."""
-        rollouts = 0
-        begin = time.perf_counter()
-        while (elapsed := time.perf_counter() - begin) < seconds or not rollouts:
-            self.collect()
-            rollouts += 1
-        steps = rollouts * LENGTH
-        return Slice(1e6 * elapsed / steps, steps * NUM_ENVS / elapsed)
+    return Calls(collect, envs.close, num_envs=num_envs, batches=LENGTH)
 
 
-class Pipelined(Lockstep):
+def pipelined(
+    make: Callable[[], Any], num_envs: int, workers: int, policy: Policy, **options: Any
+) -> Calls:
     """Our subject."""
-
-    def __init__(
-        self, cell: Cell, make: Callable[[], Any], policy: Policy, deterministic: bool = False
-    ) -> None:
-        """Starts the envs."""
-        super().__init__(cell, make, policy)
-        self.pipeline = shmvec.Pipeline(self.envs, policy, deterministic=deterministic)
-        for _ in range(12):
-            self.collect()
-
-    def collect(self) -> None:
-        """A rollout."""
-        self.pipeline.collect(LENGTH)
+    envs = envs_of(make, num_envs, workers)
+    collect = partial(shmvec.Pipeline(envs, policy, **options).collect, LENGTH)
+    for _ in range(12):
+        collect()
+    return Calls(collect, envs.close, num_envs=num_envs, batches=LENGTH)
 
 
-class AtOnce:
-    """All the work of a step, done at once by as many processes, with nothing between them."""
-
-    def __init__(self, cell: Cell, make: Callable[[], Any], policy: Policy) -> None:
-        """Starts a process for each worker."""
-        self._policy = policy
-        self._env = make()
-        context = multiprocessing.get_context("fork")
-        self._ends, self._processes = [], []
-        for _ in range(cell.workers):
-            own, other = context.Pipe()
-            count = NUM_ENVS // cell.workers
-            process = context.Process(target=self._work, args=(other, count), daemon=True)
-            process.start()
-            self._ends.append(own)
-            self._processes.append(process)
-
-    def _work(self, end: Any, num_envs: int) -> None:
-        while (seconds := end.recv()) is not None:
-            end.send(self._timed(lambda: [self._env.step(0) for _ in range(num_envs)], seconds))
-
-    @staticmethod
-    def _timed(work: Callable[[], Any], seconds: float) -> float:
-        """What it takes in µs, on average over so many seconds."""
-        count, begin = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - begin) < seconds or not count:
-            work()
-            count += 1
-        return 1e6 * elapsed / count
-
-    def run(self, seconds: float) -> Slice:
-        """One turn: a step takes as long as the slowest of them does."""
-        seen = np.zeros((NUM_ENVS, 8), np.float32)
-        for end in self._ends:
-            end.send(seconds)
-        own = self._timed(lambda: self._policy(seen, None), seconds)
-        slowest = max([own, *(end.recv() for end in self._ends)])
-        return Slice(slowest, 1e6 * NUM_ENVS / slowest)
-
-    def close(self) -> None:
-        """Ends the processes."""
-        for end, process in zip(self._ends, self._processes, strict=True):
-            end.send(None)
-            process.join()
-
-
-def cells(us: float) -> list[Cell]:
-    """All of them, of envs that take so long for a step of all."""
-    return [
-        Cell(name, workers, us, factor * us, fixed=name == "fixed")
-        for workers in (1, 2)
-        for name, factor in (("equal", 1), ("cheap", 0.1), ("dear", 3), ("fixed", 0.5))
-    ] + [Cell("cartpole", workers, 0, 0) for workers in (1, 2)]
-
-
-def measure(cell: Cell, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """A row for each system."""
-    progress = Progress(sys.stderr, f"{cell.name}, {cell.workers} workers")
-    made = cell, *cell.makers()
-    systems: dict[str, Callable[[], Any]] = {
-        "lockstep": partial(Lockstep, *made),
-        "pipeline": partial(Pipelined, *made),
-        "two groups": partial(Pipelined, *made, deterministic=True),
+def computing(name: str, workers: int, options: argparse.Namespace) -> tuple[Any, float]:
+    """The contenders of a cell, and its limit in µs; 0: not known."""
+    factor, fixed = POLICIES[name], name == "fixed"
+    if name == "cartpole":
+        made: Any = partial(gym.make, "CartPole-v1"), NUM_ENVS, workers
+        policy, limit_us = busy_policy(lambda: None, True), 0.0
+    else:
+        policy_us = factor * options.us
+        numbers = gym.spaces.Box(0, 1, (8,), np.float32)
+        made = partial(Showing, numbers, Compute(options.us / NUM_ENVS)), NUM_ENVS, workers
+        policy = busy_policy(Compute(policy_us / (1 if fixed else NUM_ENVS)), fixed)
+        both = (options.us + policy_us) / usable_cores()
+        limit_us = max(policy_us, options.us / workers, both)
+    starts = {
+        LOCKSTEP: partial(lockstep, *made, policy),
+        "pipeline": partial(pipelined, *made, policy),
+        "two groups": partial(pipelined, *made, policy, deterministic=True),
     }
-    if cell.limit_us > 0:
-        systems["both at once"] = partial(AtOnce, *made)
-    results = race(
-        systems,
-        seconds,
-        rounds,
-        say=progress,
-    )
-    progress.done()
-    return [
-        {
-            "cell": cell.name,
-            "workers": cell.workers,
-            "envs_us": cell.envs_us,
-            "policy_us": cell.policy_us,
-            "system": name,
-            "step_us": result.median.batch_us,
-            "spread": result.spread,
-            "limit_us": cell.limit_us,
-            "times_lockstep": result.ratio(results["lockstep"]),
-        }
-        for name, result in results.items()
-    ]
+    return starts, limit_us
 
 
-def shown(row: dict[str, Any]) -> str:
-    """A line of the table."""
-    known = row["limit_us"] > 0
-    times = [f"{row[key]:,.0f}" if known else "" for key in ("envs_us", "policy_us", "limit_us")]
-    return line(
-        row["cell"],
-        row["workers"],
-        *times,
-        row["system"],
-        f"{row['step_us']:,.0f}",
-        f"{row['spread']:.0%}",
-        f"{row['times_lockstep']:.2f}",
+def on_device(workers: int, num_envs: int, name: str) -> dict[str, Callable[[], Calls]]:
+    """The contenders of "network"."""
+    import torch
+
+    torch.set_num_threads(1)
+    device = torch.device(name)
+    policy = network_policy(device)
+    half = max(1, num_envs // 2)
+    seen = torch.zeros((half, *FRAMES), dtype=torch.uint8, device=device)
+    make = partial(Showing, gym.spaces.Box(0, 255, FRAMES, np.uint8), lambda: None)
+
+    def alone() -> Calls:
+        envs, actions = envs_of(make, num_envs, workers), np.zeros(num_envs, np.int64)
+
+        def collect() -> None:
+            rollout = envs.rollout(LENGTH)
+            for _ in range(LENGTH):
+                rollout.step(actions)
+
+        return Calls(collect, envs.close, num_envs=num_envs, batches=LENGTH)
+
+    def ask() -> None:
+        policy(seen, None)[0].cpu()  # as the envs need them
+
+    return {
+        "pipeline": partial(pipelined, make, num_envs, workers, policy, device=device),
+        "envs alone": alone,
+        # A batch of it is half of what the envs' is.
+        "network alone": lambda: Calls(ask, num_envs=num_envs, batches=half / num_envs),
+    }
+
+
+def pipelines(options: argparse.Namespace) -> Iterator[Row]:
+    """A row for each system in each cell."""
+    for name, workers in product(options.cell, options.workers):
+        progress = Progress(sys.stderr, f"{name}, {workers} workers")
+        if name == "network":
+            starts, limit_us = on_device(workers, options.num_envs, options.device), 0.0
+        else:
+            starts, limit_us = computing(name, workers, options)
+        results = race(starts, options.seconds, options.rounds, say=progress)
+        progress.done()
+        if name == "network":
+            parts = (results[f"{part} alone"].median.batch_us for part in ("envs", "network"))
+            limit_us = max(parts)
+        for system, result in results.items():
+            us, rate, _ = result.median
+            row: Row = {"cell": name, "workers": workers, "system": system}
+            row |= {"batch_us": us, "spread": result.spread, "steps_per_s": rate}
+            if limit_us:
+                row |= {"limit_us": limit_us, "share_of_limit": limit_us / us}
+            if LOCKSTEP in results:
+                row["times_lockstep"] = result.ratio(results[LOCKSTEP])
+            yield row
+
+
+# ---- partial batches -----------------------------------------------------------------------------
+
+
+def batches(make: Callable[[], Any], num_envs: int, batch: int, compute_us: float) -> Stepper:
+    """A vector env with ``recv`` and ``send``, whose parent computes between the two."""
+    envs = make()
+    envs.action_space.seed(0)
+    space = getattr(envs, "single_action_space", envs.action_space)
+    envs.async_reset()
+    ids = envs.recv()[-1]["env_id"]
+
+    def step(actions: Any) -> Any:
+        nonlocal ids
+        envs.send(actions, ids)
+        _, _, terminated, truncated, infos = envs.recv()
+        ids = infos["env_id"]
+        return terminated | truncated, False, ids
+
+    return Stepper(
+        step,
+        lambda: np.array([space.sample() for _ in range(batch)]),
+        num_envs,
+        compute=Compute(compute_us * batch / num_envs) if compute_us else None,
+        close=envs.close,
     )
+
+
+def in_batches(
+    workload: str, n: int, compute_us: float, num_workers: int | None
+) -> dict[str, Callable[[], Stepper]]:
+    """What starts the contenders, by name."""
+    fns = WORKLOADS[workload].fns(n)
+    workers = min(n, num_workers or usable_cores())
+
+    def all_at_once() -> Stepper:
+        make = partial(shmvec.ShmVectorEnv, fns, num_workers=workers)
+        return vector_env(make, Compute(compute_us) if compute_us else None)
+
+    def ours(batch: int, copy: bool = True) -> Stepper:
+        make = partial(shmvec.ShmVectorEnv, fns, batch_size=batch, copy=copy, num_workers=workers)
+        return batches(make, n, batch, compute_us)
+
+    def envpool(batch: int) -> Stepper:
+        import envpool
+
+        make = partial(envpool.make_gymnasium, ENVPOOL[workload], num_envs=n, batch_size=batch)
+        return batches(make, n, batch, compute_us)
+
+    starts: dict[str, Callable[[], Stepper]] = {LOCKSTEP: all_at_once}
+    for size in (n // 2, n // 4):
+        starts[f"batches of {size}"] = partial(ours, size)
+    if n % workers == 0:  # a batch is those of one worker, and no copy is made
+        size = n // workers
+        starts[f"batches of {size}, copy=False"] = partial(ours, size, False)
+    for size in (n, n // 2, n // 4) if workload in ENVPOOL else ():
+        starts[f"EnvPool (C++), batches of {size}"] = partial(envpool, size)
+    return starts
+
+
+def partials(options: argparse.Namespace) -> Iterator[Row]:
+    """A row for each system in each cell."""
+    warnings.simplefilter("ignore")  # of peers; none of ours
+    left_out: dict[str, str] = {}
+    for workload, n, us in product(options.workload, options.num_envs, options.compute):
+        starts = in_batches(workload, n, us, options.num_workers)
+        limit = WORKLOADS[workload].makes
+        results = race(starts, options.seconds, limit=limit, left_out=left_out)
+        for system, result in results.items():
+            figures = result.figures(results[LIMIT])
+            row = {"workload": workload, "num_envs": n, "compute_us": us, "system": system}
+            yield {**row, **figures, "times_lockstep": result.ratio(results[LOCKSTEP])}
+    for name, why in left_out.items():
+        print(f"left out: {name} ({why})", file=sys.stderr)
 
 
 def main() -> None:
     """Measures, and prints a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = ["equal", "cheap", "dear", "fixed", "cartpole"]
-    parser.add_argument("--cell", nargs="+", choices=names, default=names)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--us", type=float, default=1600, help="of a step of all envs")
-    parser.add_argument("--seconds", type=float, default=4, help="of each system in each cell")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    on = machine()
-    print(f"{described(on)}; {NUM_ENVS} envs\n")
-    columns = "cell", "workers", "envs, µs", "policy, µs", "limit, µs", "system", "a step, µs"
-    print(line(*columns, "spread", "× lockstep"))
-    print(line("---", *["--:"] * 4, "---", *["--:"] * 3), flush=True)
+    rest = sys.argv[1:]
+    if rest[:1] == ["partial"]:
+        parser = arguments(
+            __doc__, ["Uneven", "Slow-resets", "CartPole-v1", "HalfCheetah-v5"], [32]
+        )
+        parser.add_argument("--num-workers", type=int, help="of ShmVectorEnv (default: one a core)")
+        compute: Any = {"type": float, "metavar": "US", "default": [0, 200, 2000]}
+        parser.add_argument("--compute", nargs="+", **compute)
+        named = {"workload": "workload", "num_envs": "envs", "compute_us": "parent, µs"}
+        measure, rest = partials, rest[1:]
+    else:
+        parser = arguments(__doc__, seconds=4)
+        names = [*POLICIES, "network"]
+        parser.add_argument("--cell", nargs="+", choices=names, default=list(POLICIES))
+        parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+        parser.add_argument("--us", type=float, default=1600, help="of a step of all envs")
+        parser.add_argument("--device", default="cpu", help="of the network")
+        parser.add_argument("--num-envs", type=int, default=256, help="with the network")
+        parser.add_argument("--rounds", type=int, default=8)
+        named = {"cell": "cell", "workers": "workers"}
+        measure = pipelines
+    options = parser.parse_args(rest)
+    print(f"{described(machine())}\n")
+    figures = "batch step, µs", "spread", "steps/s", "of the limit", "× lockstep"
+    print(heading(*named.values(), "system", *figures), flush=True)
     rows = []
-    for cell in cells(options.us):
-        if cell.name in options.cell and cell.workers in options.workers:
-            found = measure(cell, options.seconds, options.rounds)
-            print(*map(shown, found), sep="\n", flush=True)
-            rows += found
-    if options.json is not None:
-        options.json.write_text(json.dumps({"machine": on, "rows": rows}, indent=2) + "\n")
+    for row in measure(options):
+        rows.append(row)
+        times = f"{row['times_lockstep']:.2f}" if "times_lockstep" in row else ""
+        print(line(*(row[key] for key in (*named, "system")), *cells(row), times), flush=True)
+    write_results(options.json, {"machine": machine(), "rows": rows})
 
 
 if __name__ == "__main__":

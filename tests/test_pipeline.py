@@ -712,16 +712,21 @@ def test_tensors_need_torch(monkeypatch):
 
 
 @pytest.mark.deep
-def test_its_benchmarks_run(tmp_path):
-    arguments = ("--seconds", "0.1", "--rounds", "1")
-    cells = ("--cell", "equal", "cartpole", "--workers", "1", "--us", "100")
+def test_its_benchmark_runs(tmp_path):
+    arguments = ("--seconds", "0.1", "--rounds", "1", "--workers", "1", "--us", "100")
+    parts = ["equal", "cartpole"] + ["network"] * (importlib.util.find_spec("torch") is not None)
+    cells = ("--cell", *parts, "--num-envs", "2")
     shown, results = run_benchmark("pipeline.py", tmp_path, *arguments, *cells)
+    alone = ["pipeline", "envs alone", "network alone"]
     assert [row["system"] for row in results["rows"]] == [
-        *["lockstep", "pipeline", "two groups", "both at once"],
-        *["lockstep", "pipeline", "two groups"],
+        *["lockstep", "pipeline", "two groups"] * 2,
+        *(alone if "network" in parts else ()),
     ]
     assert "× lockstep" in shown
-    if importlib.util.find_spec("torch") is not None:
-        few = ("--envs", "2", "--device", "cpu", "--workers", "1")
-        shown, results = run_benchmark("device.py", tmp_path, *arguments, *few)
-        assert results["to_a_tensor"]["moved_us"] > 0 and "actor" in shown
+
+
+@pytest.mark.deep
+def test_the_benchmark_of_partial_batches_runs(tmp_path):
+    few = ("--workload", "Noop", "--num-envs", "4", "--compute", "0", "--seconds", "0.1")
+    _, results = run_benchmark("pipeline.py", tmp_path, "partial", *few)
+    assert {"limit", "lockstep", "batches of 2"} <= {row["system"] for row in results["rows"]}
