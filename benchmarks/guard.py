@@ -93,6 +93,16 @@ def masked(envs: Any) -> Any:
     return step
 
 
+def calling(envs: Any) -> Any:
+    """Has all envs hand over a picture."""
+    envs.reset(seed=0)
+
+    def step(_: Any) -> None:
+        envs.call("render")
+
+    return step
+
+
 def in_rollouts(envs: Any) -> Any:
     """Steps all into the memory of rollouts of 128 steps."""
     envs.reset(seed=0)
@@ -136,6 +146,8 @@ WORKLOADS: dict[str, tuple[str, int, Callable[[Any], Any], dict[str, Any]]] = {
     "pong-8": ("ALE/Pong-v5", 8, in_lockstep, {}),
     "pong-32": ("ALE/Pong-v5", 32, in_lockstep, {}),
     "image-32": ("Noop-image", 32, in_lockstep, {}),
+    "infos-32": ("Noop-8-infos", 32, in_lockstep, {}),
+    "calls-8": ("Noop-image", 8, calling, {}),
     "3-workers": ("CartPole-v1", 32, in_lockstep, {"num_workers": 3}),
     "8-workers": ("CartPole-v1", 32, in_lockstep, {"num_workers": 8}),
     "32-workers": ("CartPole-v1", 32, in_lockstep, {"num_workers": 32}),

@@ -1,17 +1,17 @@
-"""Draw what benchmarks/matrix.py, costs.py, cores.py and learning.py have written as JSON.
+"""Draw what other benchmarks have written as JSON.
 
-    python benchmarks/matrix.py --compute 0 --json matrix.json
-    python benchmarks/costs.py --split CartPole-v1 HalfCheetah-v5 ALE/Pong-v5 --json costs.json
-    python benchmarks/cores.py --json cores.json
-    python benchmarks/learning.py --json learning.json
-    python benchmarks/plot.py matrix.json costs.json cores.json learning.json --out figures
+    python benchmarks/matrix.py settings --compute 0 --json shares.json
+    python benchmarks/matrix.py cores --json cores.json
+    python benchmarks/costs.py split --json split.json
+    python benchmarks/costs.py tracing --picture trace.json
+    python benchmarks/plot.py shares.json cores.json split.json trace.json --out figures
 
 shares.png: each system's share of the limit against the number of envs, one panel a workload, where
 the parent computes nothing. split.png: where a batch step's time goes, one bar a workload.
 cores.png: each system's share of the limit against the number of cores, with the most envs that a
 number of cores was measured with. learning.png: learning curves with and without workers being
-killed. Files of the same kind go into one picture. They are of one machine:
-the last one names it.
+killed. trace.png: some batches of a trace. Files of the same kind go into one picture. They are of
+one machine: the last one names it.
 
 Each picture is drawn twice: shares.png for a light page and shares-dark.png, without a background,
 for a dark one. A system looks the same in all pictures: its colour has a contrast of 3:1 or more to
@@ -189,11 +189,52 @@ def learning(rows: list[dict[str, Any]], title: str) -> Figure:
     return figure
 
 
+SPANS = {  # of a trace, and how they are drawn
+    "step": "#4c9f70",
+    "reset": "#d1495b",
+    "send": "#3066be",
+    "take": "#7a9be0",
+    "caller": "#f0b34a",
+    "wait: yield": "#9a9a9a",
+    "wait: park": "#cfcfcf",
+}
+
+
+def trace(events: list[dict[str, Any]], title: str) -> Figure:
+    """Some batches of a trace: a line a process."""
+    names = sorted(
+        (event["args"]["name"], event["tid"]) for event in events if event["name"] == "thread_name"
+    )
+    begin, *_, end = sorted(e["ts"] for e in events if e.get("cat") == "send")[-5:]
+    figure = Figure(figsize=(7.4, 1 + 0.6 * len(names)), layout="constrained")
+    axes = figure.add_subplot()
+    for kind, colour in SPANS.items():
+        label: str | None = kind
+        for row, (_, tid) in enumerate(names):
+            spans = [
+                (event["ts"] - begin, event["dur"])
+                for event in events
+                if event["ph"] == "X" and event["tid"] == tid
+                if kind == (event["name"] if event["cat"] == "wait" else event["cat"])
+                if event["ts"] + event["dur"] > begin and event["ts"] < end
+            ]
+            if spans:
+                look = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.4}
+                axes.broken_barh(spans, (row - 0.4, 0.8), label=label, **look)
+                label = None
+    axes.invert_yaxis()
+    axes.set(xlabel="µs", xlim=(0, end - begin))
+    axes.set_yticks(range(len(names)), [name for name, _ in names])
+    figure.legend(loc="outside lower center", ncols=len(SPANS), fontsize="small")
+    return figure
+
+
 FIGURES = {
     "rows": ("shares", shares),
     "split": ("split", split),
     "cores": ("cores", cores),
     "learning": ("learning", learning),
+    "traceEvents": ("trace", trace),
 }
 
 
@@ -220,7 +261,7 @@ def main() -> None:
     found: dict[str, tuple[list[dict[str, Any]], str]] = {}
     for file in options.files:
         results = json.loads(file.read_text())
-        title = described(results["machine"])
+        title = described(results["machine"]) if "machine" in results else ""
         for key in set(results) & set(FIGURES):
             rows, _ = found.get(key, ([], ""))
             found[key] = rows + results[key], title

@@ -1,0 +1,43 @@
+"""benchmarks/costs.py: each part runs, and its table has a row for each cell."""
+
+import subprocess
+import sys
+
+import pytest
+from processes import BENCHMARKS, run_benchmark
+
+pytestmark = pytest.mark.deep
+
+FEW = ["--workload", "CartPole-v1", "--num-envs", "2", "--seconds", "0.05"]
+
+
+def test_where_the_time_goes(tmp_path):
+    shown, results = run_benchmark("costs.py", tmp_path, "split", *FEW)
+    (row,) = results["split"]
+    parts = ("env", "infos", "copying", "signalling", "waiting")
+    assert row["env"] > 0 and all(row[part] >= 0 for part in parts[1:3])
+    assert "| CartPole-v1 | 2 | " in shown and {"cpu", "libraries"} <= set(results["machine"])
+
+
+def test_texts(tmp_path):
+    few = ["--what", "infos", "--length", "20", "--num-envs", "2", "--seconds", "0.05"]
+    shown, results = run_benchmark("costs.py", tmp_path, "texts", *few)
+    names = ["limit", "ShmVectorEnv", "AsyncVectorEnv", "SyncVectorEnv"]
+    assert [row["system"] for row in results["texts"]] == names * 2
+    assert "| infos | 20 Japanese | ShmVectorEnv | " in shown
+
+
+@pytest.mark.parametrize(
+    ("part", "lines"),
+    [
+        (["balance", *FEW], ["| CartPole-v1 | 2 | "]),
+        (["tracing", *FEW], ["| CartPole-v1 | 2 | "]),
+        (["noticing", "--times", "1"], ["| fork | a death | ", "| spawn | Ctrl-C | "]),
+    ],
+    ids=lambda part: part[0] if len(part) > 2 else "",
+)
+def test_tables(part, lines):
+    command = [sys.executable, str(BENCHMARKS / "costs.py"), *part]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert all(line in done.stdout for line in lines)
