@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Discrete
 
 
 class Walk(gym.Env):
@@ -95,26 +95,6 @@ class Wide(Walk):
     def step(self, action):
         observation, *rest = super().step(action)
         return np.append(observation, 1.0), *rest
-
-
-class Nested(gym.Env):
-    """Observations and actions that are nested; the reward says which action came."""
-
-    observation_space = Dict(x=Box(-1, 1, (2,), np.float32), y=Tuple([Discrete(9), Discrete(3)]))
-    action_space = Dict(a=Discrete(5), b=Box(-1, 1, (2,), np.float32))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = 3 + seed % 3
-        return self._observe(), {}
-
-    def _observe(self):
-        return {"x": np.full(2, self.left / 10, np.float32), "y": (self.left, self.left % 3)}
-
-    def step(self, action):
-        self.left -= 1
-        reward = float(action["a"]) + float(action["b"].sum())
-        return self._observe(), reward, self.left == 0, False, {"is_success": self.left == 0}
 
 
 class Broken(gym.Env):

@@ -1,6 +1,5 @@
 """Envs that run alone, and of which each fails in its own way beside others; one that is well."""
 
-import fcntl
 import os
 import random
 import signal
@@ -133,14 +132,6 @@ class CrashesAsSecond(Well):
         return super().step(action)
 
 
-class RaisesAsSecond(Well):
-    number = count()
-
-    def __init__(self):
-        if next(self.number) > 0:
-            raise RuntimeError("there is one engine for each process")
-
-
 class ReturnsAnothersBuffer(Well):
     buffer = np.zeros(3)
 
@@ -189,15 +180,6 @@ class SameWhateverTheSeed(Well):
 
     def noise(self):
         return float(self.generator.random())
-
-
-class FixedLock(Well):
-    def __init__(self):
-        self.file = (SHARED / "lock").open("w")
-        fcntl.flock(self.file, fcntl.LOCK_EX)
-
-    def close(self):
-        self.file.close()
 
 
 class GlobalNumpy(Well):

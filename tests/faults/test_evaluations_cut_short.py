@@ -191,24 +191,23 @@ OURS = """
 """
 
 
-@pytest.mark.parametrize("stride", [25, 5])
-def test_after_an_exception_at_any_moment_the_envs_can_be_used(stride):
+def test_after_an_exception_at_any_moment_the_envs_can_be_used():
     body = """
         FILES = "call.py", "episodes.py", "_policy.py", "vector_env.py", "exchange.py"
         envs = ShmVectorEnv([Walk] * 3, num_workers=2)
         expected = evaluate(envs, act, 3, seeds=3).returns.tolist()
-        moments, n = Ours(STRIDE), 0
+        moments, n = Ours(23), 0
         while moments.interrupt(lambda: interrupted(envs, act, 2)):
             assert evaluate(envs, act, 3, seeds=3).returns.tolist() == expected
             envs.reset(seed=1)
             n += 1
-        assert n > 100 / STRIDE, n
+        assert n > 4, n
         envs.close()
     """
-    succeeds(OURS, body.replace("STRIDE", str(stride)))
+    succeeds(OURS, body)
 
 
-@pytest.mark.parametrize(("workers", "stride"), [(0, 25), (0, 5), (1, 13)])
+@pytest.mark.parametrize(("workers", "stride"), [(0, 17), (1, 29)])
 def test_after_an_exception_at_any_moment_nothing_was_left_open(workers, stride):
     body = f"""
         FILES = "call.py", "vector_env.py"  # others' moments are more, the longer they wait
