@@ -42,7 +42,7 @@ from typing import Any
 import cloudpickle
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from harness import ENVPOOL, WORKLOADS, Apart
 
 import shmvec
@@ -162,6 +162,8 @@ def ours_in_batches(fns: Fns, compute: Compute | None = None, **options: Any) ->
 
 def our_singles(fns: Fns, compute: Compute | None = None) -> Stepper:
     """ShmVectorEnv as TorchRL's benchmarks of single steps use a pool: what is ready."""
+    from gymnasium.vector import AutoresetMode
+
     n = len(fns)
     envs = shmvec.ShmVectorEnv(
         fns, num_workers=n, batch_size=n, autoreset_mode=AutoresetMode.SAME_STEP
@@ -515,56 +517,18 @@ def tianshou(where: str, kind: str, fns: Fns, compute: Compute | None = None) ->
     return every_step(envs, n, sample, compute, step)
 
 
-class FourTuples:
-    """An env as gym had them, for systems that know no other."""
-
-    def __init__(self, env_fn: Callable[[], Any]) -> None:
-        """Makes the env."""
-        self.env = env = env_fn()
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        self.metadata, self.spec, self.reward_range = {}, None, (-np.inf, np.inf)
-        self.close = env.close
-
-    def reset(self) -> Any:
-        """The observation only."""
-        return self.env.reset()[0]
-
-    def step(self, action: Any) -> Any:
-        """Both kinds of end as one."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, reward, terminated or truncated, info
-
-
-def our_baselines(fns: Fns, compute: Compute | None = None, in_series: int = 1) -> Stepper:
-    """Our SubprocVecEnv with the interface of OpenAI baselines, its processes forked."""
+def our_baselines(fns: Fns, compute: Compute | None = None) -> Stepper:
+    """Our SubprocVecEnv with the interface of OpenAI baselines, which runs with no Gymnasium."""
     from shmvec.adapters.baselines import SubprocVecEnv
 
-    envs = SubprocVecEnv(fns, context="fork", in_series=in_series)
-    return of_four(envs, len(fns), compute)
+    return of_four(SubprocVecEnv(fns, context="fork"), len(fns), compute)
 
 
-def baselines(fns: Fns, compute: Compute | None = None) -> Stepper:
-    """OpenAI baselines' own."""
-    from baselines.common.vec_env.subproc_vec_env import SubprocVecEnv
-
-    return of_four(SubprocVecEnv([partial(FourTuples, fn) for fn in fns]), len(fns), compute)
-
-
-def our_actorcritic(fns: Fns, compute: Compute | None = None, wrapped: bool = False) -> Stepper:
-    """Our MultiEnv of actorcritic, whose step resets what is over and steps it, too."""
+def our_actorcritic(fns: Fns, compute: Compute | None = None) -> Stepper:
+    """Our MultiEnv of actorcritic, which runs with no Gymnasium."""
     from shmvec.adapters.actorcritic import MultiEnv, create_subprocess_envs
 
-    envs: list[Any] = list(create_subprocess_envs(fns))
-    handles = [gym.wrappers.TransformReward(env, float) for env in envs] if wrapped else envs
-    return of_four(MultiEnv(handles), len(fns), compute)
-
-
-def actorcritic(fns: Fns, compute: Compute | None = None) -> Stepper:
-    """Its own."""
-    from actorcritic.multi_env import MultiEnv, create_subprocess_envs
-
-    envs = MultiEnv(create_subprocess_envs([partial(FourTuples, fn) for fn in fns]))
-    return of_four(envs, len(fns), compute)
+    return of_four(MultiEnv(create_subprocess_envs(fns)), len(fns), compute)
 
 
 def _ding(manager: Any, space: Any, n: int, compute: Compute | None) -> Stepper:
@@ -589,17 +553,21 @@ def ding(fns: Fns, compute: Compute | None = None) -> Stepper:
     """DI-engine's."""
     from ding.envs import BaseEnvTimestep, SyncSubprocessEnvManager
 
-    class OfDIEngine(FourTuples):
-        """The same as its managers want it."""
+    class Wrapped(gym.Wrapper[Any, Any, Any, Any]):
+        """An env as its managers want it."""
 
         reward_space = None
 
+        def reset(self, **_: Any) -> Any:
+            return self.env.reset()[0]
+
         def step(self, action: Any) -> Any:
-            return BaseEnvTimestep(*super().step(action))
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            return BaseEnvTimestep(observation, reward, terminated or truncated, info)
 
     config = SyncSubprocessEnvManager.default_config()
     config.reset_inplace = True
-    manager = SyncSubprocessEnvManager([partial(OfDIEngine, fn) for fn in fns], config)
+    manager = SyncSubprocessEnvManager([lambda fn=fn: Wrapped(fn()) for fn in fns], config)
     return _ding(manager, fns[0]().action_space, len(fns), compute)
 
 
@@ -706,12 +674,8 @@ ADAPTERS: dict[str, dict[str, Start]] = {
         "Tianshou ShmemVectorEnv": partial(tianshou, _TIANSHOU, "ShmemVectorEnv"),
         "Tianshou DummyVectorEnv": partial(tianshou, _TIANSHOU, "DummyVectorEnv"),
     },
-    "baselines": {"shmvec SubprocVecEnv": our_baselines, "baselines SubprocVecEnv": baselines},
-    "actorcritic": {
-        "shmvec MultiEnv": our_actorcritic,
-        "shmvec MultiEnv, wrapped handles": partial(our_actorcritic, wrapped=True),
-        "actorcritic MultiEnv": actorcritic,
-    },
+    "baselines": {"shmvec SubprocVecEnv": our_baselines},
+    "actorcritic": {"shmvec MultiEnv": our_actorcritic},
     "ding": {
         "ding SyncSubprocessEnvManager, shmvec's": our_ding,
         "ding SyncSubprocessEnvManager, DI-engine's": ding,
@@ -774,10 +738,6 @@ def systems(workload: str, n: int) -> dict[str, dict[str, Start]]:
         SINGLES[0]: {"": our_singles},
         SINGLES[1]: {"": torchrl_singles},
     }
-    if cores > 1 and n % cores == 0:
-        starts["shmvec SubprocVecEnv"][f"in_series={n // cores}"] = partial(
-            our_baselines, in_series=n // cores
-        )
     return {
         system: {setting: partial(start, fns) for setting, start in settings.items()}
         for system, settings in starts.items()

@@ -67,7 +67,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from harness import WORKLOADS, Row, arguments, versions, write_results
+from harness import WORKLOADS, Row, arguments, heading, versions, write_results
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec._commands.measuring import (
@@ -83,10 +83,9 @@ from shmvec._commands.measuring import (
 from shmvec._cores import usable_cores
 
 
-def headed(first: str, *columns: str) -> None:
-    """Prints the machine, and the head of a table whose first column is a name."""
-    print(described(machine()), "", line(first, *columns), sep="\n")
-    print("|---" + "|--:" * len(columns) + "|")
+def headed(*columns: str) -> None:
+    """Prints the machine, and the head of a table."""
+    print(described(machine()), "", heading(*columns), sep="\n")
 
 
 # ---- split ---------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from contenders import in_batches
 from harness import WORKLOADS as ENVS
-from harness import Apart
+from harness import Apart, heading
 
 import shmvec
 from shmvec._commands.measuring import (
@@ -253,8 +253,8 @@ def main() -> int:
     with built(options.before) as before, built(options.after) as after:
         trees = {"before": before, "again": before, "after": after}
         print(described(machine()))
-        print("\n| workload | before, µs | spread | after, µs | spread | after / before ", end="")
-        print("| again / before | limit, µs | |\n|---" + "|--:" * 7 + "|---|")
+        columns = "workload", "before, µs", "spread", "after, µs", "spread", "after / before"
+        print("", heading(*columns, "again / before", "limit, µs", ""), sep="\n")
         for name in options.workload:
             env, n, how, keywords = WORKLOADS[name]
             if missing := ENVS[env].missing():

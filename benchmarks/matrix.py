@@ -40,9 +40,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
-import statistics
 import sys
 import time
 import warnings
@@ -52,11 +50,21 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from contenders import ADAPTERS, CPP, HERE, OURS, PEERS, SINGLES, Bound, Start, apart, ours, systems
 from gymnasium.utils import performance
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from harness import ASLEEP, WORKLOADS, Row, arguments, cpu_s, merged, versions, write_results
+from harness import (
+    ASLEEP,
+    WORKLOADS,
+    Row,
+    arguments,
+    cpu_s,
+    heading,
+    in_turns,
+    merged,
+    versions,
+    write_results,
+)
 
 from shmvec import ShmVectorEnv
 from shmvec._commands.measuring import (
@@ -72,8 +80,6 @@ from shmvec._commands.measuring import (
     line,
     machine,
     race,
-    spread,
-    turns,
 )
 from shmvec._cores import WAIT_POLICIES, descendants, usable_cores
 
@@ -145,23 +151,15 @@ def measured(
     """One cell."""
     compute = Compute(compute_us) if compute_us else None
     watched: dict[str, Watched] = {}
-    burner = multiprocessing.Process(target=_burn, daemon=True)
 
     def started(running: Mapping[str, Any]) -> None:
         watched.update({name: one for name, one in running.items() if name != LIMIT})
-        if options.burner:
-            burner.start()
 
     loops = n if workload == ASLEEP else usable_cores()
     starts: dict[str, Callable[[], Any]] = {LIMIT: partial(Limit, WORKLOADS[workload].makes, loops)}
     for name, start in contenders(workload, n, options).items():
         starts[name] = partial(Watched, partial(start, compute))
-    try:
-        results = race(starts, options.seconds, left_out=left_out, started=started)
-    finally:
-        if burner.pid is not None:
-            burner.kill()
-            burner.join()
+    results = race(starts, options.seconds, left_out=left_out, started=started)
     return [
         {
             "workload": workload,
@@ -175,12 +173,6 @@ def measured(
         }
         for name, result in results.items()
     ]
-
-
-def _burn() -> None:
-    """A foreign process that takes a core."""
-    while True:
-        pass
 
 
 def lost(rows: list[Row]) -> Iterator[str]:
@@ -203,8 +195,8 @@ def settings(options: argparse.Namespace) -> None:
     """All cells."""
     setup = {**machine(), "libraries": versions()}
     print(described(setup))
-    print("\n| workload | envs | parent, µs | system | batch, µs | spread | steps/s ", end="")
-    print("| of the limit | CPU s/10⁶ |\n|" + "---|" * 9)
+    columns = "workload", "envs", "parent, µs", "system", "batch, µs", "spread", "steps/s"
+    print("", heading(*columns, "of the limit", "CPU s/10⁶"), sep="\n")
     rows: list[Row] = []
     left_out: dict[str, str] = {}
     combinations = list(product(options.workload, options.num_envs, options.compute))
@@ -318,8 +310,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         if row.get("share_of_limit", -1) > best.setdefault(key, row).get("share_of_limit", -1):
             best[key] = row
     head = "workload", "cores", "NUMA", "envs", "system", "setting", "batch, µs", "spread"
-    yield line(*head, "steps/s", "of the limit")
-    yield "|---|--:|--:|--:|---|---|--:|--:|--:|--:|"
+    yield heading(*head, "steps/s", "of the limit")
     for _, row in sorted(best.items()):
         shown = [row[name] for name in ("workload", "cores", "numa_nodes", "num_envs", "system")]
         yield line(*shown, row.get("reason", row["setting"]), *cells(row))
@@ -396,35 +387,29 @@ def gymnasium(options: argparse.Namespace) -> None:
     """Prints what Gymnasium's own ruler says."""
     if not hasattr(performance, "benchmark_vector_step"):
         sys.exit("this Gymnasium has no benchmark_vector_step: 1.4 has")
-    kinds: list[Any] = [ShmVectorEnv, AsyncVectorEnv, SyncVectorEnv]
     rows: list[Row] = []
-    print(described(machine()))
-    print("\n| workload | envs | system | steps/s | spread | × Async |\n|---|--:|---|--:|--:|--:|")
+    print(described(machine()), "", sep="\n")
+    print(heading("workload", "envs", "system", "steps/s", "spread", "× Async"))
     for workload, n in product(options.workload, options.num_envs):
+        kinds: list[Any] = [ShmVectorEnv, AsyncVectorEnv, SyncVectorEnv]
         with contextlib.ExitStack() as stack:
-            running = {
-                kind.__name__: stack.enter_context(
-                    contextlib.closing(kind(WORKLOADS[workload].fns(n)))
-                )
-                for kind in kinds
-            }
-            rates: dict[str, list[float]] = {name: [] for name in running}
-            for order in turns(running, options.rounds):
-                for name in order:
-                    share: Any = options.seconds / options.rounds
-                    rates[name].append(performance.benchmark_vector_step(running[name], share, 0))
-        for name, each in rates.items():
-            row = {"workload": workload, "num_envs": n, "system": name, "spread": spread(each)}
-            row["steps_per_s"] = statistics.median(each)
-            row["times_async"] = float(np.median(np.divide(each, rates["AsyncVectorEnv"])))
-            rows.append(row)
-            shown = (
-                f"{row['steps_per_s']:,.0f}",
-                f"{row['spread']:.0%}",
-                f"{row['times_async']:.2f}",
-            )
+            turns = {}
+            for kind in kinds:
+                envs = stack.enter_context(contextlib.closing(kind(WORKLOADS[workload].fns(n))))
+                turns[kind.__name__] = partial(_ruled, envs, options.seconds / options.rounds)
+            results = in_turns(turns, options.rounds)
+        for name, result in results.items():
+            rate, times = result.median.steps_per_s, result.ratio(results["AsyncVectorEnv"])
+            row = {"workload": workload, "num_envs": n, "system": name, "steps_per_s": rate}
+            rows.append({**row, "spread": result.spread, "times_async": times})
+            shown = f"{rate:,.0f}", f"{result.spread:.0%}", f"{times:.2f}"
             print(line(workload, n, name, *shown), flush=True)
     write_results(options.json, {"machine": machine(), "gymnasium": rows})
+
+
+def _ruled(envs: Any, seconds: Any) -> Slice:
+    rate = performance.benchmark_vector_step(envs, seconds, 0)
+    return Slice(1e6 * envs.num_envs / rate, rate)
 
 
 # ---- the command line ----------------------------------------------------------------------------
@@ -463,7 +448,6 @@ def main() -> None:
     one.add_argument("--system", nargs="*", choices=known, default=PEERS, metavar="SYSTEM")
     one.add_argument("--adapter", nargs="+", choices=ADAPTERS, default=[], help="and its system")
     one.add_argument("--bound", action="store_true", help="processes without communication, too")
-    one.add_argument("--burner", action="store_true", help="let a foreign process burn a core")
 
     one = what.add_parser("cores", help="all, one after the other, on 1 to 16 cores")
     arguments("", [*BARE, "Noop-image"], seconds=6.0, parser=one)

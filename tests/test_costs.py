@@ -28,16 +28,15 @@ def test_texts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("part", "lines"),
+    ("part", "few", "row"),
     [
-        (["balance", *FEW], ["| CartPole-v1 | 2 | "]),
-        (["tracing", *FEW], ["| CartPole-v1 | 2 | "]),
-        (["noticing", "--times", "1"], ["| fork | a death | ", "| spawn | Ctrl-C | "]),
+        ("balance", FEW, "| CartPole-v1 | 2 | "),
+        ("tracing", FEW, "| CartPole-v1 | 2 | "),
+        ("noticing", ["--times", "1"], "| spawn | Ctrl-C | "),
     ],
-    ids=lambda part: part[0] if len(part) > 2 else "",
 )
-def test_tables(part, lines):
-    command = [sys.executable, str(BENCHMARKS / "costs.py"), *part]
+def test_parts_that_only_print(part, few, row):
+    command = [sys.executable, str(BENCHMARKS / "costs.py"), part, *few]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
-    assert all(line in done.stdout for line in lines)
+    assert row in done.stdout
