@@ -12,7 +12,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Counter, Failing, Infos, Scripted, Spaces
+from envs import Counter, Failing, Scripted, Spaces
 from equality import equal, same
 from gymnasium.error import ClosedEnvironmentError
 from hypothesis import HealthCheck, given, settings
@@ -220,18 +220,6 @@ def test_time_limit_truncated_says_whether_the_episode_would_have_gone_on(
             _, _, dones, (info,) = venv.step([0])
         assert dones[0]
         assert [info[key] for key in info if key == "TimeLimit.truncated"] == expected
-
-
-@pytest.mark.deep
-def test_infos_are_each_envs_own_dicts_with_its_own_types():
-    per_env = [[{"x": 1, "s": "a"}], [{"x": 1.5, "nested": {"y": [1, 2]}}], [{}]]
-    with vec_env([partial(Infos, one) for one in per_env], in_series=3) as venv:
-        venv.reset()
-        found = venv.step([0, 0, 0])[3]
-        assert found == tuple(one[0] for one in per_env)
-        assert [type(info.get("x")) for info in found] == [int, float, type(None)]
-        found[0]["episode"] = {"r": 1}  # VecMonitor writes into them
-        assert "episode" not in venv.step([0, 0, 0])[3][0]
 
 
 @pytest.mark.deep

@@ -456,6 +456,7 @@ def test_an_env_fn_that_raises_does_so_here_and_leaves_nothing(system):
     assert "env 1" in str(raised.value.__cause__) or isinstance(system, (Planning, Cluster))
 
 
+@pytest.mark.deep
 @each(lambda system: not isinstance(system, Planning))  # which takes one function, too
 def test_what_are_no_env_fns_is_refused(system):
     with pytest.raises(ValueError, match="empty|wait_num must be between 1 and 0"):
@@ -595,7 +596,7 @@ def test_close_ends_all_and_a_second_one_is_harmless(system, num_workers):
             use(envs)
 
 
-@each(lambda system: system.survives_ctrl_c)
+@each(lambda system: system.survives_ctrl_c, slow=SYSTEMS.keys() - {"gymnasium"})
 def test_close_ends_envs_that_are_in_a_step(system, tmp_path):
     envs = system.make([partial(Gated, tmp_path)] * 2, num_workers=2)
     system.reset(envs)

@@ -216,30 +216,6 @@ def test_agents_die_are_born_and_begin_again(num_workers, mode):
             assert str(ours) == str(one.env.received)
 
 
-@pytest.mark.deep
-def test_what_is_returned_for_agents_that_are_not_there():
-    with vector_env([lambda: Band(first=2)]) as envs:  # only bob, who dies at once
-        observations, _ = envs.reset(seed=1)
-        assert not observations["ann"].any() and observations["ann"].dtype == np.float32
-        assert observations["bob"]["place"].all()
-        assert {agent: there.tolist() for agent, there in envs.alive.items()} == {
-            "ann": [False],
-            "bob": [True],
-            "cid": [False],
-        }
-        observations, rewards, terminations, truncations, infos = envs.step(
-            {"bob": np.ones((1, 2), np.float32)}
-        )
-        assert observations["bob"]["place"].all()  # its last
-        assert rewards["bob"].tolist() == [3.0] and terminations["bob"].tolist() == [True]
-        assert rewards["ann"].tolist() == [0.0]
-        assert not terminations["ann"].any() and not truncations["cid"].any()
-        assert not any(there.any() for there in envs.alive.values())
-        assert envs.agents == ["ann", "bob", "cid"] and envs.num_agents == 3
-        envs.step({})  # which resets
-        assert all(there.any() for there in envs.alive.values())
-
-
 @WORKERS
 def test_final_observations_by_agent(num_workers):
     with vector_env(num_workers=num_workers, autoreset_mode="SameStep") as envs:
@@ -250,34 +226,6 @@ def test_final_observations_by_agent(num_workers):
         assert infos["bob"]["final_obs"][1] is None
         assert not infos["ann"]["_final_obs"].any()
         assert envs.alive["ann"].all()
-
-
-@pytest.mark.deep
-def test_final_infos_by_agent():
-    with vector_env([lambda: Band([{"ann": (0, 1), "cid": (0, 1)}])] * 2,
-                    autoreset_mode="SameStep") as envs:  # fmt: skip
-        envs.reset(seed=0)
-        *_, infos = envs.step(sampled(envs))
-        assert infos["cid"]["final_info"]["turn"].tolist() == [1, 1]
-        assert infos["cid"]["_final_info"].tolist() == [True, True]
-        assert infos["ann"]["episode"].tolist() == [1, 1]
-        assert "final_info" not in infos["bob"]
-
-
-@pytest.mark.deep
-@WORKERS
-def test_infos_by_agent(num_workers):
-    with vector_env(num_workers=num_workers) as envs:
-        _, infos = envs.reset()
-        assert set(infos) == set(envs.possible_agents)
-        assert infos["ann"]["episode"].tolist() == [0, 1, 0, 3]
-        assert infos["ann"]["_episode"].tolist() == [True, True, False, True]
-        assert infos["bob"]["episode"].tolist() == [0, 0, 2, 0]
-        assert infos["cid"] == {}
-        *_, infos = envs.step(sampled(envs))
-        assert infos["cid"]["turn"].tolist() == [1, 0, 0, 1]
-        assert infos["cid"]["of"].tolist() == ["cid", None, None, "cid"]
-        assert infos["bob"] == {}
 
 
 @pytest.mark.deep

@@ -2,7 +2,6 @@
 
 import gc
 import multiprocessing
-import re
 import subprocess
 import sys
 import types
@@ -22,7 +21,6 @@ from shmvec.adapters.plangym import GymnasiumEnv, ParallelEnv, make
 from shmvec.faults import FaultPolicy
 from shmvec.planning import StateAccess
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "coming_from" / "plangym_program.py"
 WORKERS = pytest.mark.parametrize("n_workers", [2, *deep(0)])
 
 
@@ -611,12 +609,3 @@ def test_results_are_those_of_the_original(env_class, name):
     )
     assert ran.returncode == 0, ran.stderr
     assert "equal: 42 rows" in ran.stdout
-
-
-@pytest.mark.deep
-def test_the_program():
-    ran = subprocess.run(
-        [sys.executable, EXAMPLE, "--moves", "20"], capture_output=True, text=True, timeout=100
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert re.search(r"score 20 after 20 moves", ran.stdout), ran.stdout

@@ -15,11 +15,11 @@ from gymnasium.error import NoAsyncCallError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_script
-from tables import crossed, deep
+from tables import deep
 from tianshou_or_stand_in import ShmemVectorEnv, SubprocVectorEnv, TianshouVectorEnv, tianshou
 from walks import DEADLINE, GATED, LEFT, RIGHT, Gate, Thing, Walk, walks
 
-from shmvec import EnvTimeoutError, FaultPolicy
+from shmvec import FaultPolicy
 
 WORKERS = pytest.mark.parametrize("num_workers", [2, *deep(0)])
 
@@ -300,30 +300,6 @@ def test_workers_that_are_not_forked_load_neither_tianshou_nor_torch():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "share_memory, wait_num, kind",
-    crossed([True, False], [None, 3], ["array", "image", "dict", "nested", "discrete"]),
-)
-def test_observations(kind, wait_num, share_memory):
-    sizes = (9,) * 4
-    options = {"wait_num": wait_num, "share_memory": share_memory, "num_workers": 2}
-    with vector_env(walks(sizes, kind=kind), **options) as envs:
-        alone = Walk(9, kind)
-        expected = [alone.reset(seed=1)[0], alone.step(RIGHT)[0]]
-        results = [envs.reset(seed=1)[0], envs.step([RIGHT] * 4)[0]]
-        for batch, one in zip(results, expected, strict=True):
-            assert len(batch) >= (wait_num or 4)
-            if isinstance(one, dict):
-                assert batch.dtype == object and batch.ndim == 1
-                assert all(isinstance(row, dict) for row in batch)
-            else:
-                assert same(batch, np.stack([one] * len(batch)))
-                continue
-            for row in batch:
-                assert same(row, one) if share_memory else str(row) == str(one)
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize("wait_num", [None, 3])
 def test_observations_of_different_shapes_and_objects(wait_num):
     options = {"wait_num": wait_num, "share_memory": False}
@@ -599,22 +575,6 @@ def test_a_reset_that_was_broken_off_leaves_nothing_behind(wait_num):
 
 
 # ---- faults of the original --------------------------------------------------------------------
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("options", [{"wait_num": 1}, {"timeout": 0.001}])
-def test_a_hung_env_is_an_error_not_an_endless_loop(options):
-    with gated((100, 100), step_timeout=0.2, **options) as (envs, gates):
-        envs.reset()
-        with pytest.raises(EnvTimeoutError, match="env 1 "):
-            envs.step([GATED], [1])
-        gates[1].set()
-        while envs.waiting_id:
-            try:
-                envs.step(None)
-            except EnvTimeoutError:
-                pass
-        assert envs.reset()[0].shape == (2, 1)
 
 
 @pytest.mark.deep

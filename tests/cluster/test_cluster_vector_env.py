@@ -1,6 +1,7 @@
 """``ClusterVectorEnv(local=True)``: the results of ``SyncVectorEnv``, however envs are spread."""
 
 import threading
+from contextlib import closing
 from functools import partial
 
 import gymnasium as gym
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import unplugged
 from envs import Infos
-from equality import same, sync_env
+from equality import assert_same_steps, same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import SyncVectorEnv
 from tables import deep
@@ -19,8 +20,12 @@ from shmvec.exchange import AutoresetMode
 from shmvec.faults import FaultPolicy, TooManyFaultsError, WorkerCrashError, restart_seed
 
 
+def cartpoles(count=5):
+    return [lambda: gym.make("CartPole-v1")] * count
+
+
 def vector_env(env_fns=None, num_hosts=2, **options):
-    env_fns = env_fns or [lambda: gym.make("CartPole-v1")] * 5
+    env_fns = env_fns or cartpoles()
     options = {"num_workers": 0, **options}
     return ClusterVectorEnv(env_fns, num_hosts=num_hosts, local=True, **options)
 
@@ -39,48 +44,28 @@ def telling(env):
     return Infos(INFOS[env:] + INFOS[:env])
 
 
-@pytest.mark.parametrize("kind, num_hosts", [("infos", 2), *deep(("CartPole", 5))])
-def test_results_are_those_of_one_process(kind, num_hosts):
-    env_fns = [lambda: gym.make("CartPole-v1")] * 5
-    if kind == "infos":
-        env_fns = [partial(telling, env) for env in range(5)]
-    theirs = SyncVectorEnv(env_fns)
-    ours = vector_env(env_fns, num_hosts)
-    assert (ours.single_observation_space, ours.action_space) == (
-        theirs.single_observation_space,
-        theirs.action_space,
-    )
-    assert same(ours.reset(seed=3), theirs.reset(seed=3))
-    theirs.action_space.seed(1)
-    for _ in range(60):
-        actions = theirs.action_space.sample()
-        assert same(ours.step(actions), theirs.step(actions))
-    assert sum(map(len, ours.nodes.values())) == 5
-    ours.close()
-    theirs.close()
-
-
-@pytest.mark.deep
-def test_masked_resets():
-    env_fns = [lambda: gym.make("CartPole-v1")] * 4
-    theirs = sync_env(env_fns, AutoresetMode.DISABLED)
-    ours = vector_env(env_fns, autoreset_mode=AutoresetMode.DISABLED)
-    assert same(ours.reset(seed=3), theirs.reset(seed=3))
-    for _ in range(40):
-        results = ours.step([1, 0, 1, 1])
-        assert same(results, theirs.step([1, 0, 1, 1]))
-        over = results[2] | results[3]
-        if over.any():
-            resets = [each.reset(options={"reset_mask": over.copy()}) for each in (ours, theirs)]
-            assert same(resets[0][0], resets[1][0])
-    ours.close()
-    theirs.close()
+@pytest.mark.parametrize(
+    "env_fns, num_hosts, mode",
+    [
+        ([partial(telling, env) for env in range(5)], 2, AutoresetMode.NEXT_STEP),
+        *deep((cartpoles(), 5, AutoresetMode.DISABLED)),
+    ],
+    ids=["infos", "masked resets"],
+)
+def test_results_are_those_of_one_process(env_fns, num_hosts, mode):
+    theirs = sync_env(env_fns, mode)
+    ours = vector_env(env_fns, num_hosts, autoreset_mode=mode)
+    with closing(ours), closing(theirs):
+        assert ours.single_observation_space == theirs.single_observation_space
+        assert ours.action_space == theirs.action_space
+        assert_same_steps(ours, theirs, 60)
+        assert sum(map(len, ours.nodes.values())) == 5
 
 
 def test_partial_batches():
     """Every env's own results are those of lockstep; every env comes back as often as asked."""
     ours = vector_env(batch_size=2)
-    alone = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 5)
+    alone = SyncVectorEnv(cartpoles())
     rows = [[] for _ in range(5)]
     observations, infos = ours.reset(seed=3)
     taken = [(observations, np.zeros(2), infos["env_id"])]
@@ -124,14 +109,8 @@ def test_actions_of_several_parts(space):
             return 0, 0.0, False, False, {"action": repr(action)}
 
     theirs, ours = (make([Env] * 5) for make in (SyncVectorEnv, vector_env))
-    for each in (ours, theirs):
-        each.reset(seed=3)
-    theirs.action_space.seed(1)
-    for _ in range(3):
-        actions = theirs.action_space.sample()
-        assert same(ours.step(actions), theirs.step(actions))
-    ours.close()
-    theirs.close()
+    with closing(ours), closing(theirs):
+        assert_same_steps(ours, theirs, 3)
 
 
 @pytest.mark.deep
@@ -235,7 +214,7 @@ def test_a_node_that_is_lost_in_a_reset_begins_with_another_seed(monkeypatch):
 @pytest.mark.deep
 def test_hosts_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch):
     monkeypatch.setattr("shmvec.cluster.vector_env.RayCrew", unplugged.Nodes)
-    env_fns = [lambda: gym.make("CartPole-v1")] * 4
+    env_fns = cartpoles(4)
     ours, theirs = ClusterVectorEnv(env_fns, num_workers=0), SyncVectorEnv(env_fns)
     assert unplugged.TRIED == [*"abababa"]
     assert same(ours.reset(seed=3), theirs.reset(seed=3))
@@ -313,7 +292,7 @@ def test_shares_of_nodes(monkeypatch):
 
 @pytest.mark.deep
 def test_ctrl_c_while_it_waits_and_while_it_notes_answers(monkeypatch):
-    ours, theirs = vector_env(), SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 5)
+    ours, theirs = vector_env(), SyncVectorEnv(cartpoles())
     assert same(ours.reset(seed=3), theirs.reset(seed=3))
 
     def interrupt(*_):

@@ -205,22 +205,6 @@ def test_nodes_join_and_nodes_die(cluster, caplog):
     assert not theirs
 
 
-def test_two_nodes_die_together_while_another_joins(cluster):
-    """With fragments in their stores, and new weights on the way to them."""
-    doomed = [cluster.list_all_nodes()[1], spare(cluster)]
-    with collector(make_policy=with_load(Policy)) as made:
-        fragments = [next(made) for _ in range(8)]
-        for node in doomed:
-            cluster.remove_node(node, allow_graceful=False)
-        made.set_weights({"layer": np.ones((4, 2)), "large": np.zeros(1 << 20)})
-        cluster.add_node(num_cpus=1)
-        for _ in until(lambda: made.stats().lost == 2 and fragments[-1].runner == 3):
-            fragments.append(next(made))
-        stats = made.stats()
-        assert (len(stats.runners), stats.started, fragments[-1].version) == (2, 4, 1)
-    check_streams(fragments)
-
-
 def collected(**options):
     with collector(**options) as made:
         next(made)
@@ -285,28 +269,6 @@ def test_a_runner_that_is_killed_is_replaced(cluster, ordered):
         assert [places[each.runner] for each in fragments] == [
             turn % 2 for turn in range(len(fragments))
         ]
-
-
-def test_a_worker_that_dies_is_its_runners_matter(cluster):
-    def make():
-        return make_envs(num_workers=1, faults=FaultPolicy(on_crash="restart"))
-
-    def make_policy(seed):
-        steps = iter(range(10**9))
-
-        def policy(observations, env_ids):
-            if next(steps) == 20:
-                children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-                os.kill(int(children[-1]), signal.SIGKILL)
-            return np.zeros(len(env_ids), int)
-
-        return policy
-
-    with collector(make, make_policy, num_runners=1) as made:
-        fragments = [next(made) for _ in range(3)]
-        assert made.stats().lost == 0
-    reported = [info["fault"] for each in fragments for info in each.infos if "fault" in info]
-    assert len(reported) == 1
 
 
 def test_what_goes_wrong_on_one_node_names_it(cluster):
@@ -439,13 +401,6 @@ def test_an_evaluation_goes_on_without_a_node_that_dies(cluster, tmp_path):
     assert result.repeats > 0
 
 
-def test_a_suite_on_all_nodes_equals_that_on_one(cluster):
-    suite = {"pole": "CartPole-v1", "short": shmvec.Task("CartPole-v1", {"max_episode_steps": 9})}
-    here = shmvec.evaluate(suite, balance, 20, seeds=7)
-    there = shmvec.evaluate(suite, balance, 20, seeds=7, cluster=True, max_envs=2)
-    assert [columns(each) for each in there.values()] == [columns(each) for each in here.values()]
-
-
 def test_actor_options_reach_the_actors_of_an_evaluation(cluster):
     """A resource that one node has, an environment variable, and CPUs."""
     special = cluster.add_node(num_cpus=2, resources={"simulator": 1})
@@ -500,20 +455,6 @@ def test_a_placement_groups_bundles_count_as_nodes(cluster):
     finally:
         ray.util.remove_placement_group(group)
         cluster.remove_node(special)
-
-
-def test_what_goes_wrong_in_an_evaluation_names_the_node(cluster):
-    bad = cluster.list_all_nodes()[1].node_id
-
-    def policy(observations, env_ids):
-        if node_of_this() == bad:
-            raise ArithmeticError("no idea")
-        time.sleep(0.01)
-        return balance(observations, env_ids)
-
-    with pytest.raises(ArithmeticError, match="no idea") as caught:
-        shmvec.evaluate("CartPole-v1", policy, 200, num_envs=1, cluster=True)
-    assert f"({bad[:8]})" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize(("env_id", "total"), [("CartPole-v1", "4000"), ("HalfCheetah-v5", "8500")])
