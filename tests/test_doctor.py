@@ -136,21 +136,34 @@ def test_the_command(tmp_path, capsys):
     assert f"numpy {np.__version__}" in written["machine"]["versions"]
 
 
-@pytest.mark.deep
-def test_under_slurm_and_with_few_descriptors():
-    """A job of one CPU on a machine of more, which may open 200 files."""
-    command = "import sys, shmvec.__main__; sys.exit(shmvec.__main__.main(['doctor']))"
-    limited = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)); "
+UNMEASURED = """
+import sys, shmvec.__main__
+prices = shmvec.__main__.Prices(*[1e-7] * 5, 8.0, 0.0)
+shmvec.__main__.Prices.measured = lambda cores: prices
+sys.exit(shmvec.__main__.main(["doctor"]))
+"""
+
+
+def doctor_says(before, **environ):
+    """What it says in a process of its own, in which this runs first; prices are given."""
     done = subprocess.run(
-        [sys.executable, "-c", limited + command],
-        env={**os.environ, "SLURM_CPUS_PER_TASK": "1"},
+        [sys.executable, "-c", before + UNMEASURED],
+        env={**os.environ, **environ},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0 and done.stderr == ""
-    assert "1 usable" in done.stdout and "SLURM_CPUS_PER_TASK=1" in done.stdout
-    assert "200, " in done.stdout and "ulimit -n" in done.stdout
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return done.stdout
+
+
+@pytest.mark.deep
+def test_under_slurm_and_with_few_descriptors():
+    """A job of one CPU on a machine of more, which may open 200 files."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))\n"
+    said = doctor_says(limit, SLURM_CPUS_PER_TASK="1")
+    assert "1 usable" in said and "SLURM_CPUS_PER_TASK=1" in said
+    assert "200, " in said and "ulimit -n" in said
 
 
 def room(topic, **facts):
@@ -210,7 +223,7 @@ def test_lists_of_cores(system, monkeypatch):
 def test_a_system_that_says_nothing():
     """Neither /proc nor /sys: what is not known is left out."""
     hidden = """
-import os, shmvec.__main__
+import os
 from pathlib import Path
 
 def refuse(*_):
@@ -222,14 +235,9 @@ Path.read_text = lambda path, *a, **k: (
     refuse() if str(path).startswith(("/proc", "/sys")) else was[1](path, *a, **k)
 )
 os.getloadavg = refuse
-shmvec.__main__.Prices.measured = lambda cores: shmvec.__main__.Prices(*[1e-7] * 5, 8.0, 0.0)
-raise SystemExit(shmvec.__main__.main(["doctor"]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", hidden], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert "usable" in done.stdout and "other programs" not in done.stdout
+    said = doctor_says(hidden)
+    assert "usable" in said and "other programs" not in said
 
 
 @pytest.mark.deep

@@ -94,12 +94,3 @@ def test_planning_plays_better_than_chance_and_draws_it(tmp_path):
     planned, at_random = re.search(r"(\d+) in \d+ moves by planning, (\d+) in", line).groups()
     assert int(planned) > 2 * int(at_random)
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_planning_in_pong(tmp_path):
-    pytest.importorskip("ale_py")
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "pong.png"
-    options = ("--env", "pong", "--moves", "2", "--samples", "6", "--plot", str(picture))
-    assert "in 2 moves by planning" in run("planning.py", *options)[0]
-    assert picture.exists()

@@ -153,19 +153,6 @@ def test_a_session_that_dies_ends_its_episode(http_env, url, fault, why):
     assert http_env.counts(url)["sessions"] == 0
 
 
-def test_a_session_that_has_died_between_episodes_is_replaced(http_env, url):
-    async def play():
-        env = http_env.HttpEnv(url)
-        _, info = await env.reset(seed=1)
-        http_env.get(f"{url}/fault", {"session": info["session"], "fault": "die"})
-        observation, another = await env.reset(seed=2)
-        assert another["session"] != info["session"]
-        assert (observation == Local().reset(seed=2)[0]).all()
-        await env.close()
-
-    within(play())
-
-
 @pytest.mark.parametrize("fault", ["busy", "lose"])
 def test_no_step_is_made_twice(http_env, url, fault):
     async def play():
@@ -186,14 +173,13 @@ def test_no_step_is_made_twice(http_env, url, fault):
     within(play())
 
 
-@pytest.mark.parametrize("when", ["step", "reset"])
-def test_a_request_that_is_cancelled_gives_its_session_up(http_env, url, when):
+def test_a_request_that_is_cancelled_gives_its_session_up(http_env, url):
     async def play():
         env = http_env.HttpEnv(url)
         _, info = await env.reset(seed=1)
         http_env.get(f"{url}/fault", {"session": info["session"], "fault": "hang"})
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(env.step(0) if when == "step" else env.reset(), 0.2)
+            await asyncio.wait_for(env.step(0), 0.2)
         _, another = await env.reset(seed=1)
         assert another["session"] != info["session"]
         assert http_env.counts(url)["sessions"] == 1, "the server still has it"
@@ -224,18 +210,6 @@ def test_a_server_that_is_away(http_env):
         pass
     within(give_up(url))
     within(wait_for_it(url))
-
-
-def test_a_request_that_the_server_refuses_is_an_error(http_env, url):
-    async def play():
-        env = http_env.HttpEnv(url)
-        await env.reset(seed=1)
-        env.number -= 2
-        with pytest.raises(RuntimeError, match="HTTP 409"):
-            await env.step(0)
-        await env.close()
-
-    within(play())
 
 
 # The env, in workers
@@ -332,9 +306,8 @@ def program(name, *arguments):
     )
 
 
-@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
-def test_the_program_says_how_fast_it_is(context):
-    with program("http_env.py", *SMALL, "--context", context) as process:
+def test_the_program_says_how_fast_it_is():
+    with program("http_env.py", *SMALL) as process:
         output, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, errors
     _, rate, replaced, bare = output.splitlines()
@@ -356,24 +329,6 @@ def test_ctrl_c_ends_program_and_server(http_env):
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
     with pytest.raises(URLError, match="refused"):
         http_env.counts(url)
-
-
-def test_the_server_ends_with_a_program_that_is_killed(http_env):
-    with program("http_env.py", *SMALL, "--seconds", "1000") as process:
-        try:
-            url = process.stdout.readline().split()[-1]
-            eventually(lambda: http_env.counts(url)["steps"] > 0)
-        finally:
-            process.kill()
-
-    def refused():
-        try:
-            http_env.counts(url)
-        except OSError:
-            return True
-        return False
-
-    eventually(refused)
 
 
 # OpenEnv's protocol
@@ -403,13 +358,12 @@ def test_openenv_gives_what_the_env_would_here(openenv_client, openenv_url, tran
     within(play())
 
 
-@pytest.mark.parametrize("transport", ["ws", "http"])
-def test_openenv_in_workers(http_env, openenv_client, openenv_url, transport):
-    number = 6 if transport == "ws" else 1
-    make = partial(openenv_client.cartpole, openenv_url, transport)
+def test_openenv_in_workers(http_env, openenv_client, openenv_url):
+    number = 6
+    make = partial(openenv_client.cartpole, openenv_url)
     local = gym.vector.SyncVectorEnv([Local] * number)
     policy = FaultPolicy(on_timeout="reset", on_error="reset", step_timeout=DEADLINE)
-    envs = ShmVectorEnv([make] * number, num_workers=min(2, number), faults=policy)
+    envs = ShmVectorEnv([make] * number, num_workers=2, faults=policy)
     with closing(envs), closing(local):
         assert (envs.reset(seed=3)[0] == local.reset(seed=3)[0]).all()
         for step in range(60):
@@ -445,19 +399,6 @@ def test_openenv_that_never_answers(openenv_client, openenv_url, transport):
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(env.step({"fault": "hang"}), 0.2)
         assert ((await env.reset(seed=2))[0] == local.reset(seed=2)[0]).all()
-        assert same(await env.step({"push": 1}), local.step(1))
-        await env.close()
-
-    within(play())
-
-
-def test_openenv_whose_env_raises_goes_on(openenv_client, openenv_url):
-    async def play():
-        env, local = client(openenv_client, openenv_url), Local()
-        await env.reset(seed=1)
-        local.reset(seed=1)
-        with pytest.raises(RuntimeError, match="EXECUTION_ERROR: what the action says"):
-            await env.step({"fault": "raise"})
         assert same(await env.step({"push": 1}), local.step(1))
         await env.close()
 

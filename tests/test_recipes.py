@@ -137,10 +137,9 @@ def advantages_by_definition(env, policy, value, steps):
     return advantages
 
 
-@pytest.mark.parametrize("limit", [7, 50])
 @pytest.mark.parametrize(
-    ("collect", "mode"),
-    [("by_rollout", "NextStep"), ("by_steps", "NextStep"), ("by_steps", "SameStep")],
+    ("collect", "mode", "limit"),
+    [("by_rollout", "NextStep", 7), ("by_steps", "NextStep", 50), ("by_steps", "SameStep", 7)],
 )
 def test_advantages_are_those_of_a_plain_loop(collect, mode, limit):
     recipe = runpy.run_path(str(RECIPES / "gae.py"))
@@ -185,12 +184,11 @@ def pong():
 @pytest.mark.parametrize(
     ("make", "needs"),
     [
-        (partial(gym.make, "Pendulum-v1", max_episode_steps=30), "numpy"),
         (partial(gym.make, "Blackjack-v1"), "numpy"),
         (partial(gym.make, "Ant-v5", max_episode_steps=30), "mujoco imageio"),
         (pong, "ale_py"),
     ],
-    ids=["Pendulum", "Blackjack", "Ant", "Pong"],
+    ids=["Blackjack", "Ant", "Pong"],
 )
 def test_snapshots_hold_all_that_an_env_needs(make, needs):
     for module in needs.split():

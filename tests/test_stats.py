@@ -1,6 +1,5 @@
 """``stats()``: what was counted is what was done."""
 
-import itertools
 import os
 import re
 import threading
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 from envs import Counter
-from gymnasium.error import ClosedEnvironmentError
 from tables import deep, first
 from test_verdicts import CASES, env, made
 
@@ -45,7 +43,7 @@ class Timed(Counter):
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
 
 
-@pytest.mark.parametrize("num_workers, mode", first(itertools.product([3, 0, 1], MODES)))
+@pytest.mark.parametrize("num_workers, mode", first([(3, MODES[0]), (0, MODES[1])]))
 def test_counts(num_workers, mode):
     envs = ShmVectorEnv(
         [lambda: Timed(2), lambda: Timed(50), lambda: Timed(50)],
@@ -175,20 +173,6 @@ def test_stats_of_two_vector_envs():
             one.stats() - other.stats()
 
 
-@pytest.mark.deep
-def test_an_unknown_wait_policy():
-    with pytest.raises(ValueError, match="must be one of 'adaptive', 'spin', 'park', got 'block'"):
-        ShmVectorEnv([Counter], wait_policy="block")
-
-
-@pytest.mark.deep
-def test_stats_of_a_closed_env():
-    envs = ShmVectorEnv([Counter])
-    envs.close()
-    with pytest.raises(ClosedEnvironmentError):
-        envs.stats()
-
-
 class Sleeper(Counter):
     """Its third step takes longer."""
 
@@ -199,11 +183,8 @@ class Sleeper(Counter):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("num_workers", [2, *deep(0)])
-def test_an_envs_histogram(num_workers):
-    with closing(
-        ShmVectorEnv([lambda: Counter(50), lambda: Sleeper(50)], num_workers=num_workers)
-    ) as envs:
+def test_an_envs_histogram():
+    with closing(ShmVectorEnv([lambda: Counter(50), lambda: Sleeper(50)], num_workers=2)) as envs:
         envs.reset()
         for _ in range(40):
             envs.step([0, 0])

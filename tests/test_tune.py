@@ -50,14 +50,19 @@ def run_code(shown):
 
 @pytest.fixture
 def sure(monkeypatch):
-    """Takes the best setting of few, short rounds, on whatever machine."""
+    """Takes the best setting of few, short rounds, on whatever machine.
+
+    What steps an env alone for the limit is forked: here it is not what is tested.
+    """
     monkeypatch.setattr(tune, "is_best", lambda best, simpler: True)
+    forking = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(measuring, "multiprocessing", forking)
 
 
 @pytest.mark.deep
 def test_a_registered_env(tmp_path, capsys, sure):
     results, picture = tmp_path / "results.json", tmp_path / "picture.png"
-    arguments = ["tune", "CartPole-v1", "--num-envs", "3", "1", "--seconds", "0.05"]
+    arguments = ["tune", "CartPole-v1", "--num-envs", "3", "1", "--seconds", "0.01"]
     arguments += ["--kwargs", '{"sutton_barto_reward": true}', "--compute", "10"]
     assert shmvec.__main__.main([*arguments, "--json", str(results), "--plot", str(picture)]) == 0
     shown = capsys.readouterr()
@@ -91,7 +96,7 @@ def test_an_env_that_sleeps_is_tried_with_overlap(tmp_path, capsys, monkeypatch,
     (tmp_path / "sleeping_env.py").write_text(f"import time\n{slow}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    arguments = [f"{tmp_path}/sleeping_env.py:Counter", "--num-envs", "4", "--seconds", "0.05"]
+    arguments = [f"{tmp_path}/sleeping_env.py:Counter", "--num-envs", "4", "--seconds", "0.02"]
     results = tmp_path / "results.json"
     assert shmvec.__main__.main(["tune", *arguments, "--json", str(results)]) == 0
     found = json.loads(results.read_text())
@@ -108,9 +113,6 @@ def test_an_env_of_coroutines_is_refused(tmp_path):
 
 
 def test_an_env_in_a_file(tmp_path, capsys, monkeypatch, sure):
-    # What steps an env alone for the limit is forked: here it is not what is tested.
-    forking = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("fork"))
-    monkeypatch.setattr(measuring, "multiprocessing", forking)
     (tmp_path / "counter_env.py").write_text(ENV)
     monkeypatch.syspath_prepend(tmp_path)  # the code to paste imports it
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
