@@ -49,19 +49,6 @@ import shmvec
 from shmvec._commands.measuring import Compute, Slice, Stepper, vector_env
 from shmvec._cores import split_evenly, usable_cores
 
-__all__ = [
-    "ADAPTERS",
-    "Bound",
-    "CPP",
-    "HERE",
-    "OURS",
-    "PEERS",
-    "Start",
-    "apart",
-    "in_batches",
-    "systems",
-]
-
 OURS, PARTIAL = "ShmVectorEnv", "ShmVectorEnv, partial"
 CPP = " (C++)"  # in the names of those that do not run Python envs
 FRAGMENT = 64  # steps of each env that a sampler is asked for at once

@@ -5,7 +5,7 @@
     python benchmarks/costs.py texts --what infos --length 64000
     python benchmarks/costs.py tracing --picture trace.json
     python benchmarks/costs.py noticing
-    python benchmarks/costs.py primitives
+    python benchmarks/costs.py counting
     python benchmarks/plot.py split.json trace.json --out figures
 
 split: where the batch step of real envs goes, in µs. Beside them are stepped replays: envs that
@@ -40,7 +40,7 @@ of a caller that computes a while between two steps.
 noticing: how soon a caller that waits notices the death of a worker, and Ctrl-C. Two envs would
 step for a minute, a worker each; the time is from the signal until ``step`` raises.
 
-primitives: ns an operation of what csrc is made of; a C compiler builds benchmarks/primitives.c.
+counting: ns that counting for stats() takes; a C compiler builds benchmarks/counting.c.
 """
 
 from __future__ import annotations
@@ -475,19 +475,19 @@ def noticing(options: argparse.Namespace) -> None:
         print(line(context, what, f"{statistics.median(taken):.2f}", f"{max(taken):.2f}"))
 
 
-# ---- primitives ----------------------------------------------------------------------------------
+# ---- counting ------------------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[1]
 
 
-def primitives(options: argparse.Namespace) -> None:
+def counting(options: argparse.Namespace) -> None:
     """Builds the C program, and runs it."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         sys.exit("no C compiler: set CC")
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "primitives"
-        sources = [ROOT / "benchmarks" / "primitives.c", *sorted((ROOT / "csrc").glob("*.c"))]
+        program = Path(folder) / "counting"
+        sources = [ROOT / "benchmarks" / "counting.c", *sorted((ROOT / "csrc").glob("*.c"))]
         includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'csrc' / 'tests'}"]
         command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-O2", *includes]
         command += [f"-DREPEATS={options.repeats}", *map(str, sources)]
@@ -514,11 +514,11 @@ def main() -> None:
     one.add_argument("--picture", type=Path, metavar="FILE", help="a trace to draw, instead")
     one = what.add_parser("noticing")
     one.add_argument("--times", type=int, default=20, help="how often each is tried")
-    one = what.add_parser("primitives")
+    one = what.add_parser("counting")
     one.add_argument("--repeats", type=int, default=9, help="of each measurement")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of peers; none of ours
-    parts = {part.__name__: part for part in (split, balance, texts, tracing, noticing, primitives)}
+    parts = {part.__name__: part for part in (split, balance, texts, tracing, noticing, counting)}
     parts[options.what](options)
 
 

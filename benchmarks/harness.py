@@ -37,31 +37,6 @@ from shmvec._commands.bench import WORKLOADS as REAL
 from shmvec._commands.bench import Workload
 from shmvec._commands.measuring import Result, Slice, alternated
 
-__all__ = [
-    "ASLEEP",
-    "ENVPOOL",
-    "WORKLOADS",
-    "Apart",
-    "Calls",
-    "Memory",
-    "Row",
-    "Work",
-    "arguments",
-    "cartpole",
-    "cheetah",
-    "clipped",
-    "cpu_s",
-    "heading",
-    "in_turns",
-    "memory",
-    "merged",
-    "pong",
-    "read_rows",
-    "slow_cartpole",
-    "versions",
-    "write_results",
-]
-
 # ---- workloads -----------------------------------------------------------------------------------
 
 
@@ -102,32 +77,23 @@ class Work(gym.Env[Any, Any]):
         return self._observation.copy()
 
 
-class Counting(gym.Env[Any, Any]):
-    """Counts its steps; steps and resets sleep: the env of TorchRL's own benchmarks of pools."""
+class Asleep(Work):
+    """An env whose steps and resets sleep, as in TorchRL's own benchmarks of pools."""
 
-    observation_space = action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-
-    def __init__(self, step_s: float, reset_s: float, most: int) -> None:
+    def __init__(self, step_s: float, reset_s: float, length: int) -> None:
         """Takes how long, and after how many steps an episode ends."""
-        self._step_s, self._reset_s, self._most = step_s, reset_s, most
-        self._count = np.zeros(1, np.float32)
+        super().__init__(0, shape=(1,), length=length)
+        self._step_s, self._reset_s = step_s, reset_s
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Begins to count."""
-        super().reset(seed=seed)
-        if self._reset_s:
-            time.sleep(self._reset_s)
-        self._count = np.zeros(1, np.float32)
-        return self._count, {}
+    def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
+        """Sleeps as long as a reset takes."""
+        time.sleep(self._reset_s)
+        return super().reset(**given)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Counts."""
-        if self._step_s:
-            time.sleep(self._step_s)
-        self._count = self._count + 1
-        return self._count, 1.0, bool(self._count[0] >= self._most), False, {}
+        """Sleeps as long as a step takes."""
+        time.sleep(self._step_s)
+        return super().step(action)
 
 
 def _bytes_per_us() -> float:
@@ -198,15 +164,14 @@ def _sign(reward: Any) -> float:
 _US = _bytes_per_us()  # measured once: all contenders get the same amounts, which disturbance slows
 _FAST, _SLOW = (partial(Work, int(us * _US)) for us in (20, 200))
 
-ASLEEP = "Counting-asleep"  # so many fit on a core: its limit is a loop an env
+ASLEEP = "Asleep"  # many fit on a core: its limit is a loop an env
 WORKLOADS = {
     **REAL,
     "Noop-image": Workload(partial(Work, 0, shape=(84, 84, 4))),
     **{f"Work-{us}": Workload(partial(Work, int(us * _US))) for us in (20, 50, 1000)},
     "Uneven": Workload(_FAST, others=(*[_FAST] * 6, _SLOW)),  # one of eight is ten times slower
     "Slow-resets": Workload(partial(Work, int(20 * _US), int(1000 * _US), length=100)),
-    "Counting": Workload(partial(Counting, 0.0, 0.0, 10_000_000)),
-    ASLEEP: Workload(partial(Counting, 1e-3, 0.2, 200)),
+    ASLEEP: Workload(partial(Asleep, 1e-3, 0.2, 200)),
     "Ant-v5": Workload(_ant, ("mujoco",)),
     "CartPole-wrapped": Workload(cartpole),  # these as training scripts have them
     "HalfCheetah-wrapped": Workload(cheetah, ("mujoco",)),

@@ -32,6 +32,7 @@ def test_texts(tmp_path):
     [
         ("balance", FEW, "| CartPole-v1 | 2 | "),
         ("tracing", FEW, "| CartPole-v1 | 2 | "),
+        ("counting", ["--repeats", "1"], "an env's step  "),
         ("noticing", ["--times", "1"], "| spawn | Ctrl-C | "),
     ],
 )
