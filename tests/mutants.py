@@ -112,7 +112,7 @@ MISTAKES = r"""
 +        if not answer.operation & LATE:  # the fast path
 
 = missing-wake src/shmvec/_core/ledger.pyx -
-  no lost wake :: test_partial.py test_some_envs.py test_scheduling.py test_dozing.py
+  no lost wake :: test_partial.py test_some_envs.py test_scheduling.py
 -            mask |= sv_bell_mask(self.workers[envs[i]])
 +            mask = sv_bell_mask(self.workers[envs[i]])
 
@@ -155,7 +155,7 @@ MISTAKES = r"""
 -                return False
 
 = byte-order-of-actions src/shmvec/_core/codec.pyx a7dcbc7
-  actions are what was given :: core/test_codec.py test_casts.py
+  actions are what was given :: core/test_codec.py test_casts.py test_vector_env.py
 -        self.dtype = np.dtype(dtype).newbyteorder("=")  # all formats have this byte order
 +        self.dtype = np.dtype(dtype)
 

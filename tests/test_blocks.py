@@ -10,7 +10,8 @@ import resource
 import signal
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -29,11 +30,11 @@ N = 4
 class Picture(gym.Env):
     """Observes how often it was stepped, in an array that it reuses; ends if its action says so."""
 
-    observation_space = Box(0, 255, SHAPE, np.uint8)
     action_space = Discrete(4)
 
-    def __init__(self):
-        self.picture = np.zeros(SHAPE, np.uint8)
+    def __init__(self, shape=SHAPE):
+        self.observation_space = Box(0, 255, shape, np.uint8)
+        self.picture = np.zeros(shape, np.uint8)
 
     def reset(self, *, seed=None, options=None):
         self.picture[:] = 0
@@ -143,6 +144,14 @@ def test_who_holds_all_gets_ordinary_arrays(envs):
     assert (kept[1] == begin + 2).all() and (envs.step(NOTHING)[0] == begin + 13).all()
     kept.clear()
     assert envs.step(NOTHING)[0].ctypes.data in blocks
+
+
+def test_one_env_has_blocks_too():
+    with closing(ShmVectorEnv([partial(Picture, (256, 256))])) as envs:
+        envs.reset()
+        assert envs.exchange.layout.num_blocks >= 2
+        kept = [envs.step([0])[0] for _ in range(4)]
+        assert [int(array[0, 0, 0]) for array in kept] == [1, 2, 3, 4]
 
 
 def test_what_the_user_does_to_it_is_not_seen_in_later_results(envs):
