@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -326,7 +326,8 @@ def torchrl_singles(fns: Fns, compute: Compute | None = None) -> Stepper:
     from torchrl.envs import AsyncEnvPool
 
     torch.set_num_threads(1)
-    set_capture_non_tensor_stack(False).__enter__()  # in this process, to its end
+    setting = ExitStack()
+    setting.enter_context(set_capture_non_tensor_stack(False))
     made = [partial(_torchrl_env, fn) for fn in fns]
     envs = AsyncEnvPool(made, backend="multiprocessing", exchange="shm")
     n, root = len(fns), envs.reset()
@@ -344,7 +345,11 @@ def torchrl_singles(fns: Fns, compute: Compute | None = None) -> Stepper:
             return no[:0], no[:0], none
         return no[: len(root)], no[: len(root)], np.arange(len(root))
 
-    return Stepper(step, envs.action_spec.rand, n, compute=compute, close=envs._maybe_shutdown)
+    def close() -> None:
+        envs._maybe_shutdown()
+        setting.close()
+
+    return Stepper(step, envs.action_spec.rand, n, compute=compute, close=close)
 
 
 def _puffer_env(make: Callable[[], Any], buf: Any = None, seed: int = 0) -> Any:

@@ -79,7 +79,7 @@ def test_by_gymnasiums_own_ruler(tmp_path):
     assert "| CartPole-v1 | 2 | AsyncVectorEnv | " in shown
 
 
-def test_what_has_no_time_is_said(tmp_path, capfd):
+def test_what_has_no_time_is_said(tmp_path):
     with pytest.raises(AssertionError, match="there was no time for some"):
         cores(tmp_path, "--minutes", "0", "--system", "SyncVectorEnv")
     assert os.listdir(tmp_path) == ["results.json"]
