@@ -46,7 +46,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from harness import ENVPOOL, WORKLOADS, Apart
 
 import shmvec
-from shmvec._commands.measuring import Compute, Slice, Stepper, vector_env
+from shmvec._commands.measuring import Slice, Stepper, vector_env
 from shmvec._cores import split_evenly, usable_cores
 
 OURS, PARTIAL = "ShmVectorEnv", "ShmVectorEnv, partial"
@@ -58,7 +58,7 @@ PATIENCE_S = 60
 LINE = 128  # bytes: what is one core's is not on a line with what is another's
 
 Fns = Sequence[Callable[[], Any]]
-# Makes a contender, in the process where it is called, whose parent computes between steps.
+# Makes a contender, in the process where it is called.
 Start = Callable[..., Any]
 
 
@@ -81,11 +81,7 @@ def in_batches(envs: Any) -> Callable[[Any], Any]:
 
 
 def every_step(
-    envs: Any,
-    n: int,
-    sample: Callable[[], Any],
-    compute: Compute | None,
-    step: Callable[[Any], object] | None = None,
+    envs: Any, n: int, sample: Callable[[], Any], step: Callable[[Any], object] | None = None
 ) -> Stepper:
     """A system that resets what is over in the same step, so that each one counts."""
     step = step or envs.step
@@ -93,17 +89,17 @@ def every_step(
     def one(actions: Any) -> None:
         step(actions)
 
-    return Stepper(one, sample, n, compute=compute, close=envs.close)
+    return Stepper(one, sample, n, close=envs.close)
 
 
-def of_four(envs: Any, n: int, compute: Compute | None) -> Stepper:
+def of_four(envs: Any, n: int) -> Stepper:
     """A system whose step returns observations, rewards, dones and infos, and resets what is over.
 
     Such are OpenAI baselines and Stable-Baselines3.
     """
     envs.action_space.seed(0)
     envs.reset()
-    return every_step(envs, n, lambda: [envs.action_space.sample() for _ in range(n)], compute)
+    return every_step(envs, n, lambda: [envs.action_space.sample() for _ in range(n)])
 
 
 class Sampler:
@@ -134,20 +130,20 @@ class Sampler:
 # ---- ours, and others with Gymnasium's interface -------------------------------------------------
 
 
-def ours(fns: Fns, compute: Compute | None = None, **options: Any) -> Stepper:
+def ours(fns: Fns, **options: Any) -> Stepper:
     """ShmVectorEnv in lockstep."""
-    return vector_env(partial(shmvec.ShmVectorEnv, fns, **options), compute)
+    return vector_env(partial(shmvec.ShmVectorEnv, fns, **options))
 
 
-def ours_in_batches(fns: Fns, compute: Compute | None = None, **options: Any) -> Stepper:
+def ours_in_batches(fns: Fns, **options: Any) -> Stepper:
     """ShmVectorEnv in partial batches."""
     envs = shmvec.ShmVectorEnv(fns, **options)
     envs.action_space.seed(0)
     sample = envs.action_space.sample
-    return Stepper(in_batches(envs), sample, len(fns), compute=compute, close=envs.close)
+    return Stepper(in_batches(envs), sample, len(fns), close=envs.close)
 
 
-def our_singles(fns: Fns, compute: Compute | None = None) -> Stepper:
+def our_singles(fns: Fns) -> Stepper:
     """ShmVectorEnv as TorchRL's benchmarks of single steps use a pool: what is ready."""
     from gymnasium.vector import AutoresetMode
 
@@ -164,22 +160,22 @@ def our_singles(fns: Fns, compute: Compute | None = None) -> Stepper:
         ids = envs.recv(min_envs=1)[4]["env_id"]
         return no[: len(ids)], False, ids
 
-    return Stepper(step, envs.action_space.sample, n, compute=compute, close=envs.close)
+    return Stepper(step, envs.action_space.sample, n, close=envs.close)
 
 
-def of_gymnasium(kind: Callable[[Fns], Any], fns: Fns, compute: Compute | None = None) -> Stepper:
+def of_gymnasium(kind: Callable[[Fns], Any], fns: Fns) -> Stepper:
     """A vector env of Gymnasium's."""
-    return vector_env(partial(kind, fns), compute)
+    return vector_env(partial(kind, fns))
 
 
-def ale(fns: Fns, compute: Compute | None = None) -> Stepper:
+def ale(fns: Fns) -> Stepper:
     """ALE's own vector env."""
     from ale_py.vector_env import AtariVectorEnv
 
-    return vector_env(partial(AtariVectorEnv, "pong", len(fns)), compute)
+    return vector_env(partial(AtariVectorEnv, "pong", len(fns)))
 
 
-def envpool(task: Any, fns: Fns, compute: Compute | None = None) -> Stepper:
+def envpool(task: Any, fns: Fns) -> Stepper:
     """EnvPool's envs, by the name of a task."""
     import envpool
 
@@ -190,7 +186,6 @@ def envpool(task: Any, fns: Fns, compute: Compute | None = None) -> Stepper:
         lambda actions: envs.step(actions)[2:4],
         lambda: np.array([envs.action_space.sample() for _ in range(n)]),
         n,
-        compute=compute,
         close=envs.close,
     )
 
@@ -205,7 +200,7 @@ class Bound:
     each at one go and always on its core, is faster than that.
     """
 
-    def __init__(self, fns: Fns, compute: Compute | None = None, processes: int = 1) -> None:
+    def __init__(self, fns: Fns, processes: int = 1) -> None:
         """Starts them, an equal number on each core."""
         context = multiprocessing.get_context("fork")
         cores = sorted(os.sched_getaffinity(0))
@@ -279,7 +274,7 @@ def _torchrl_env(make: Callable[[], Any]) -> Any:
     return GymWrapper(make())
 
 
-def torchrl_parallel(fns: Fns, compute: Compute | None = None, workers: int = 1) -> Stepper:
+def torchrl_parallel(fns: Fns, workers: int = 1) -> Stepper:
     """TorchRL's ParallelEnv: shared memory."""
     import torch
     from torchrl.envs import ParallelEnv, SerialEnv
@@ -295,12 +290,10 @@ def torchrl_parallel(fns: Fns, compute: Compute | None = None, workers: int = 1)
         nonlocal root
         _, root = envs.step_and_maybe_reset(root.set("action", action))
 
-    return Stepper(step, envs.action_spec.rand, n, compute=compute, close=envs.close)
+    return Stepper(step, envs.action_spec.rand, n, close=envs.close)
 
 
-def torchrl_async(
-    fns: Fns, compute: Compute | None = None, batch: int = 1, **options: Any
-) -> Stepper:
+def torchrl_async(fns: Fns, batch: int = 1, **options: Any) -> Stepper:
     """TorchRL's AsyncEnvPool."""
     import torch
     from torchrl.envs import AsyncEnvPool
@@ -316,10 +309,10 @@ def torchrl_async(
         envs.async_step_and_maybe_reset_send(root.set("action", action[: len(root)]))
         _, root = envs.async_step_and_maybe_reset_recv(min_get=batch, max_get=batch)
 
-    return Stepper(step, envs.action_spec.rand, batch, compute=compute, close=envs.close)
+    return Stepper(step, envs.action_spec.rand, batch, close=envs.close)
 
 
-def torchrl_singles(fns: Fns, compute: Compute | None = None) -> Stepper:
+def torchrl_singles(fns: Fns) -> Stepper:
     """TorchRL's AsyncEnvPool as its own benchmarks of single steps use it: what is ready."""
     import torch
     from tensordict import set_capture_non_tensor_stack
@@ -349,7 +342,7 @@ def torchrl_singles(fns: Fns, compute: Compute | None = None) -> Stepper:
         envs._maybe_shutdown()
         setting.close()
 
-    return Stepper(step, envs.action_spec.rand, n, compute=compute, close=close)
+    return Stepper(step, envs.action_spec.rand, n, close=close)
 
 
 def _puffer_env(make: Callable[[], Any], buf: Any = None, seed: int = 0) -> Any:
@@ -358,7 +351,7 @@ def _puffer_env(make: Callable[[], Any], buf: Any = None, seed: int = 0) -> Any:
     return GymnasiumPufferEnv(env=make(), buf=buf)
 
 
-def pufferlib(backend: str, fns: Fns, compute: Compute | None = None, **options: Any) -> Stepper:
+def pufferlib(backend: str, fns: Fns, **options: Any) -> Stepper:
     """PufferLib's vector envs."""
     here = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
@@ -380,10 +373,10 @@ def pufferlib(backend: str, fns: Fns, compute: Compute | None = None, **options:
         _, _, terminations, truncations, _, ids, _ = envs.recv()
         return terminations.copy(), truncations.copy(), ids  # views of what is written next
 
-    return Stepper(step, envs.action_space.sample, n, compute=compute, close=envs.close)
+    return Stepper(step, envs.action_space.sample, n, close=envs.close)
 
 
-def rllib(mode: str, fns: Fns, compute: Compute | None = None) -> Sampler:
+def rllib(mode: str, fns: Fns) -> Sampler:
     """RLlib's SingleAgentEnvRunner."""
     import logging
 
@@ -432,13 +425,7 @@ def _made(
     return make()
 
 
-def sample_factory(
-    fns: Fns,
-    compute: Compute | None = None,
-    workers: int = 1,
-    splits: int = 1,
-    batched: bool = True,
-) -> Sampler:
+def sample_factory(fns: Fns, workers: int = 1, splits: int = 1, batched: bool = True) -> Sampler:
     """Sample Factory's sampler."""
     from sample_factory.algo.sampling.simplified_sampling_api import SyncSamplingAPI
     from sample_factory.algo.utils.env_info import extract_env_info
@@ -481,17 +468,17 @@ def sample_factory(
 # ---- adapters, and the systems that they are beside ----------------------------------------------
 
 
-def sb3(where: str, kind: str, fns: Fns, compute: Compute | None = None) -> Stepper:
+def sb3(where: str, kind: str, fns: Fns) -> Stepper:
     """A VecEnv of Stable-Baselines3's kind, its processes forked.
 
     By its default each worker imports torch first: minutes for 32.
     """
     make = getattr(importlib.import_module(where), kind)
     envs = make(list(fns), *["fork"] * (kind != "DummyVecEnv"))
-    return of_four(envs, len(fns), compute)
+    return of_four(envs, len(fns))
 
 
-def tianshou(where: str, kind: str, fns: Fns, compute: Compute | None = None) -> Stepper:
+def tianshou(where: str, kind: str, fns: Fns) -> Stepper:
     """A vector env with Tianshou's interface, whose users reset what is over."""
     envs, n = getattr(importlib.import_module(where), kind)(list(fns)), len(fns)
     envs.action_space[0].seed(0)
@@ -506,42 +493,42 @@ def tianshou(where: str, kind: str, fns: Fns, compute: Compute | None = None) ->
     def sample() -> Any:
         return np.array([envs.action_space[0].sample() for _ in range(n)])
 
-    return every_step(envs, n, sample, compute, step)
+    return every_step(envs, n, sample, step)
 
 
-def our_baselines(fns: Fns, compute: Compute | None = None) -> Stepper:
+def our_baselines(fns: Fns) -> Stepper:
     """Our SubprocVecEnv with the interface of OpenAI baselines, which runs with no Gymnasium."""
     from shmvec.adapters.baselines import SubprocVecEnv
 
-    return of_four(SubprocVecEnv(fns, context="fork"), len(fns), compute)
+    return of_four(SubprocVecEnv(fns, context="fork"), len(fns))
 
 
-def our_actorcritic(fns: Fns, compute: Compute | None = None) -> Stepper:
+def our_actorcritic(fns: Fns) -> Stepper:
     """Our MultiEnv of actorcritic, which runs with no Gymnasium."""
     from shmvec.adapters.actorcritic import MultiEnv, create_subprocess_envs
 
-    return of_four(MultiEnv(create_subprocess_envs(fns)), len(fns), compute)
+    return of_four(MultiEnv(create_subprocess_envs(fns)), len(fns))
 
 
-def _ding(manager: Any, space: Any, n: int, compute: Compute | None) -> Stepper:
+def _ding(manager: Any, space: Any, n: int) -> Stepper:
     """An env manager of DI-engine's, which waits for all envs and resets in place."""
     manager.launch()
 
     def step(actions: Any) -> None:
         manager.step({env: actions[env] for env in manager.ready_obs})
 
-    return every_step(manager, n, lambda: [space.sample() for _ in range(n)], compute, step)
+    return every_step(manager, n, lambda: [space.sample() for _ in range(n)], step)
 
 
-def our_ding(fns: Fns, compute: Compute | None = None) -> Stepper:
+def our_ding(fns: Fns) -> Stepper:
     """Our env manager."""
     from shmvec.adapters.ding import SyncSubprocessEnvManager
 
     manager = SyncSubprocessEnvManager(fns, {"reset_inplace": True})
-    return _ding(manager, fns[0]().action_space, len(fns), compute)
+    return _ding(manager, fns[0]().action_space, len(fns))
 
 
-def ding(fns: Fns, compute: Compute | None = None) -> Stepper:
+def ding(fns: Fns) -> Stepper:
     """DI-engine's."""
     from ding.envs import BaseEnvTimestep, SyncSubprocessEnvManager
 
@@ -560,7 +547,7 @@ def ding(fns: Fns, compute: Compute | None = None) -> Stepper:
     config = SyncSubprocessEnvManager.default_config()
     config.reset_inplace = True
     manager = SyncSubprocessEnvManager([lambda fn=fn: Wrapped(fn()) for fn in fns], config)
-    return _ding(manager, fns[0]().action_space, len(fns), compute)
+    return _ding(manager, fns[0]().action_space, len(fns))
 
 
 class Team:
@@ -632,7 +619,7 @@ def _supersuit(teams: Fns) -> Any:
     return supersuit.concat_vec_envs_v1(team, len(teams), num_cpus=cores, base_class="gymnasium")
 
 
-def teams(make: Callable[[Fns], Any], fns: Fns, compute: Compute | None = None) -> Stepper:
+def teams(make: Callable[[Fns], Any], fns: Fns) -> Stepper:
     """A vector env of parallel envs: teams of four; a step is one of one agent."""
     envs = make([partial(Team, fns[first : first + 4]) for first in range(0, len(fns), 4)])
     envs.reset(seed=0)
@@ -642,7 +629,7 @@ def teams(make: Callable[[Fns], Any], fns: Fns, compute: Compute | None = None) 
             return {agent: envs.action_space(agent).sample() for agent in envs.possible_agents}
         return np.array([envs.action_space.sample() for _ in fns])
 
-    return every_step(envs, len(fns), sample, compute)
+    return every_step(envs, len(fns), sample)
 
 
 # ---- the table -----------------------------------------------------------------------------------

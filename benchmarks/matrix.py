@@ -91,30 +91,33 @@ CELL = ("workload", "num_envs", "compute_us")
 
 
 class Watched:
-    """A contender whose batch steps are counted, and whose processes' CPU time is read."""
+    """A contender whose parent computes between batch steps, and whose CPU time is read."""
 
-    def __init__(self, start: Callable[[], Any]) -> None:
+    def __init__(self, start: Start, compute: Compute | None) -> None:
         """Starts it."""
         before = descendants(os.getpid())
         self._contender = start()
         self._processes = set(descendants(os.getpid())).difference(before)
         self._turns: list[tuple[float, float]] = []  # CPU-seconds, env steps
-        self._batches = 0
+        self._batches, self._computed, self._compute = 0, 0.0, compute
         self.close = self._contender.close
         if isinstance(self._contender, Stepper):
             self._step, self._contender.step = self._contender.step, self._counted
 
     def _counted(self, actions: Any) -> Any:
         self._batches += 1
-        return self._step(actions)
+        ends = self._step(actions)
+        if self._compute is not None:
+            self._computed += self._compute()
+        return ends
 
     def run(self, seconds: float) -> Slice:
         """One turn."""
-        before, self._batches = self._used(), 0
+        before, self._batches, self._computed = self._used(), 0, 0.0
         one: Slice = self._contender.run(seconds)
         steps = one.steps_per_s * one.batch_us * self._batches / 1e6
         self._turns.append((self._used() - before, steps))
-        return one
+        return one._replace(compute_us=self._computed / max(1, self._batches))
 
     def _used(self) -> float:
         return time.process_time() + cpu_s(self._processes)
@@ -158,7 +161,7 @@ def measured(
     loops = n if workload == ASLEEP else usable_cores()
     starts: dict[str, Callable[[], Any]] = {LIMIT: partial(Limit, WORKLOADS[workload].makes, loops)}
     for name, start in contenders(workload, n, options).items():
-        starts[name] = partial(Watched, partial(start, compute))
+        starts[name] = partial(Watched, start, compute)
     results = race(starts, options.seconds, left_out=left_out, started=started)
     return [
         {
