@@ -20,6 +20,16 @@ def first(rows):
     return [shown, *deep(*others)]
 
 
+def paired(*columns):
+    """Rows that show each value of several parameters, not their combinations.
+
+    Only the first one is tried by default.
+    """
+    columns = [list(column) for column in columns]
+    most = max(len(column) for column in columns)
+    return first(tuple(column[row % len(column)] for column in columns) for row in range(most))
+
+
 def crossed(*columns, shown=None):
     """All combinations of the values of several parameters, for ``pytest.mark.parametrize``.
 

@@ -4,7 +4,7 @@ import pytest
 from envs import Counter
 from scripts import succeeds
 from stepping import STEPS, faulty
-from tables import crossed
+from tables import paired
 
 from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError
 
@@ -149,7 +149,7 @@ def test_envs_of_one_worker_that_raise_together_are_one_restart(workers):
         envs.close()
 
 
-@pytest.mark.parametrize("workers, cure, step", crossed([0, 2], ["reset", "restart"], STEPS))
+@pytest.mark.parametrize("workers, cure, step", paired([0, 2], ["reset", "restart"], STEPS))
 def test_too_many_errors_are_raised_as_such(workers, cure, step):
     policy = FaultPolicy(on_error=cure, max_restarts=0)
     envs = ShmVectorEnv([Clumsy] * 3, num_workers=workers, faults=policy)

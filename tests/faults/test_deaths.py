@@ -13,7 +13,7 @@ import pytest
 from envs import Counter
 from scripts import succeeds
 from stepping import DEADLINE_S, faulty, kill, lockstep, partial
-from tables import crossed, deep, first
+from tables import deep, first, paired
 from test_fault_policy import row_of
 
 from shmvec import FaultPolicy, ShmVectorEnv
@@ -211,21 +211,23 @@ def die(fault, how, surroundings, moment):
 
 @pytest.mark.parametrize(
     "surroundings, moment",
-    crossed(
-        SURROUNDINGS,
-        MOMENTS,
-        shown=[
-            ("the fork server is dead", "and is restarted"),
-            ("the program ignores SIGCHLD", "never"),
-        ],
-    ),
+    [
+        ("the fork server is dead", "and is restarted"),
+        ("the program ignores SIGCHLD", "never"),
+        *deep(*(("fork", moment) for moment in MOMENTS)),
+        *deep(*((each, "in a step") for each in list(SURROUNDINGS)[1:])),
+        *deep(
+            *((each, "and is restarted") for each in list(SURROUNDINGS)[1:] if "server" not in each)
+        ),
+        *deep(*((each, "never") for each in SURROUNDINGS if "reaps" in each)),
+    ],
 )
 def test_a_worker_dies_whatever_surrounds_it(surroundings, moment):
     die("SIGKILL", "", surroundings, moment)
 
 
 @pytest.mark.parametrize(
-    "fault, moment", first(crossed(FAULTS, ["in a step", "in a call", "in a partial batch"]))
+    "fault, moment", paired(FAULTS, ["in a step", "in a call", "in a partial batch"])
 )
 def test_the_error_says_how_a_worker_died(fault, moment):
     die(fault, FAULTS[fault][1], "fork", moment)
@@ -356,7 +358,7 @@ TOGETHER = {"at the same moment": ([0, 1, 2], []), "while one is replaced": ([1]
 
 @pytest.mark.parametrize(
     "context, steps, when",
-    first(crossed(["fork", "spawn", "forkserver"], [lockstep, partial], TOGETHER)),
+    paired(["fork", "spawn", "forkserver", "fork"], [lockstep, partial], TOGETHER),
 )
 def test_workers_that_die_together_all_come_back(context, steps, when, tmp_path):
     killed, kills = TOGETHER[when]
@@ -448,7 +450,7 @@ def die_meanwhile(steps, reader, victim, times):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    "steps, pair, times", crossed(["lockstep", "masked", "partial"], [(0, 1), (2, 0)], [1, 2])
+    "steps, pair, times", paired(["lockstep", "masked", "partial"], [(0, 1), (2, 0)], [1, 2])
 )
 def test_a_worker_dies_while_the_late_message_of_another_is_read(steps, pair, times):
     succeeds(f"""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import AlreadyPendingCallError
-from tables import crossed, first
+from tables import paired
 
 from shmvec import ShmVectorEnv
 from shmvec.faults import FaultPolicy
@@ -84,7 +84,7 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("inner, outer", first(crossed(INNER, OUTER)))
+@pytest.mark.parametrize("inner, outer", paired(INNER, OUTER))
 def test_while_a_worker_is_replaced(outer, inner, tmp_path):
     """It would wait for the new worker, too, and take what that says first."""
     options, use = OUTER[outer]

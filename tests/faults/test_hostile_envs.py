@@ -2,7 +2,7 @@
 
 import pytest
 from scripts import succeeds
-from tables import crossed, first
+from tables import paired
 
 HOSTILE = """
     import faulthandler, gc, mmap, pickle, socket, time
@@ -173,7 +173,7 @@ def test_memory_of_another_vector_env_that_an_env_shrinks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "where, slow", first(crossed(["make", "reset", "step", "call"], ["child", "parent"]))
+    "where, slow", paired(["make", "reset", "step", "call"], ["child", "parent"])
 )
 def test_an_env_that_returns_from_a_fork_of_its_own(where, slow, tmp_path):
     hostile(
@@ -300,6 +300,6 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("trick, use", first(crossed(TRICKS, USES)))
+@pytest.mark.parametrize("trick, use", paired(TRICKS, USES))
 def test_an_env_that_breaks_what_messages_need(trick, use, tmp_path):
     hostile(tmp_path, "step", TRICKS[trick], USES[use])

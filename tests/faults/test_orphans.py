@@ -7,7 +7,7 @@ import families
 import pytest
 from processes import gone, wait_until_dozing
 from scripts import DEADLINE_S, running
-from tables import crossed, first
+from tables import paired
 
 # Three workers say what they have started, and then that they are where they stay.
 STUCK = """
@@ -66,9 +66,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "context, moment", first(crossed(["fork", "spawn", "forkserver"], MOMENTS))
-)
+@pytest.mark.parametrize("context, moment", paired(["fork", "spawn", "forkserver"], MOMENTS))
 def test_a_killed_parent_takes_its_workers_and_what_they_have_started_with_it(context, moment):
     script = (part.replace("CONTEXT", repr(context)) for part in (STUCK, MOMENTS[moment]))
     with running(*script) as parent:

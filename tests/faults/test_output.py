@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from printing import Printing
 from scripts import succeeds
-from tables import crossed, deep, first
+from tables import deep, paired
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
 from shmvec._processes.output import excerpt
@@ -94,11 +94,9 @@ def printed_to(kind, body, tmp_path, stream="stdout"):
 
 @pytest.mark.parametrize(
     "where, printed",
-    first(
-        crossed(
-            [*[("fork", kind) for kind in KINDS], ("spawn", "pipe"), ("forkserver", "terminal")],
-            [("stdout", "words"), ("stderr", "error_words")],
-        )
+    paired(
+        [*[("fork", kind) for kind in KINDS], ("spawn", "pipe"), ("forkserver", "terminal")],
+        [("stdout", "words"), ("stderr", "error_words")],
     ),
 )
 def test_lines_are_never_mixed(where, printed, tmp_path):
@@ -119,7 +117,7 @@ def test_lines_are_never_mixed(where, printed, tmp_path):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("what, kind", crossed(["c_words", "some_kilobytes"], ["pipe", "file"]))
+@pytest.mark.parametrize("what, kind", paired(["c_words", "some_kilobytes"], ["pipe", "file"]))
 def test_long_lines_and_those_of_c_are_whole(kind, what, tmp_path):
     body = f"""
     envs = ShmVectorEnv(
@@ -202,7 +200,7 @@ def test_pytest_captures_it(capfd):
     assert sorted(err.splitlines()) == [f"env {n} in step 1" for n in range(3)]
 
 
-@pytest.mark.parametrize("context, crash", first(crossed(CONTEXTS, ["segfault", "abort"])))
+@pytest.mark.parametrize("context, crash", paired(CONTEXTS, ["segfault", "abort"]))
 def test_a_crash_says_where_in_python_it_was(crash, context, capfd):
     envs = vector_env(3, 2, context, step=["tell", crash])
     with pytest.raises(WorkerCrashError) as raised:
@@ -405,7 +403,7 @@ def test_ordinary_errors_are_not_printed_twice(capfd):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("what, context", crossed(["close_stderr", "redirect_stderr"], CONTEXTS))
+@pytest.mark.parametrize("what, context", paired(["close_stderr", "redirect_stderr"], CONTEXTS))
 def test_an_env_that_has_other_plans_with_its_stderr(context, what, capfd):
     envs = vector_env(1, 1, context, step=["tell", what])
     envs.step([1])
@@ -467,7 +465,7 @@ STREAMS = {
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("context, streams", crossed(CONTEXTS, STREAMS))
+@pytest.mark.parametrize("context, streams", paired(CONTEXTS, STREAMS))
 def test_a_program_whose_streams_take_nothing(streams, context):
     """What workers print is remembered, and printing does not wait."""
     does = ["words", "much", "tell", "tell_by_c", "kill"]

@@ -21,15 +21,15 @@ def interrupted(call):
         assert "NumPy cannot read" in str(error) or "cannot be read" in str(error)
 
 
-@pytest.mark.parametrize("groups, stride", [(1, 35), (2, 35), (1, 7), (2, 7)])
-def test_it_is_broken_off_at_any_moment(groups, stride):
+@pytest.mark.parametrize("groups", [1, 2])
+def test_it_is_broken_off_at_any_moment(groups):
     envs = ShmVectorEnv(stories(4), num_workers=1)
     with closing(envs):
         pipeline = Pipeline(envs, Chooser(4), groups=groups)
         pipeline.reset(seed=0)
         pipeline.collect(2)  # whose memory is used again
         for call in (lambda: pipeline.collect(2), lambda: next(pipeline), pipeline.drop):
-            moments = Moments(stride)
+            moments = Moments(stride=35)
             while moments.interrupt(partial(interrupted, call)):
                 rollout = pipeline.collect(2)
                 assert envs.exchange.num_in_flight == 0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from stepping import DEADLINE_S, STEPS, faulty, in_order, kill
-from tables import crossed, deep, first
+from tables import deep, first, paired
 
 import shmvec
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, WorkerCrashError
@@ -77,7 +77,7 @@ RESETS = [reset_all, reset_some, reset_one_by_one]
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("reset, options", crossed(RESETS, [{}, {"level": 5}]))
+@pytest.mark.parametrize("reset, options", paired(RESETS, [{}, {"level": 5}]))
 def test_a_reset_without_a_seed_that_was_lost_gets_one_of_its_own(reset, options, tmp_path):
     fns = [lambda: DiesOnce(tmp_path / "died", at=3), Leveled, Leveled]
     envs = ShmVectorEnv(fns, num_workers=2, faults=RESTART)
@@ -141,7 +141,7 @@ def test_what_a_repeated_reset_raises_is_raised(lost, tmp_path):
 # ---- autoresets --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step, died", first(crossed(STEPS, ["before", "in it"])))
+@pytest.mark.parametrize("step, died", paired(STEPS, ["before", "in it"]))
 def test_an_autoreset_that_was_lost_is_repeated(step, died, tmp_path):
     """There is no episode of length 0: it is reported, and the env goes on."""
     fns = [
@@ -197,7 +197,7 @@ def test_an_autoreset_in_a_rollout_that_was_lost_is_repeated(tmp_path):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("reset, lost", crossed(RESETS, ["by restart()", "in a call"]))
+@pytest.mark.parametrize("reset, lost", paired(RESETS, ["by restart()", "in a call"]))
 def test_a_reset_tells_of_the_restart_that_it_makes_good(reset, lost):
     envs = ShmVectorEnv([Leveled] * 3, num_workers=2, faults=RESTART)
     try:
@@ -234,7 +234,7 @@ class Listening(Counter):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    "size, lengths", crossed([3, 100_000], [(3, 99), (99, 3), (3, 99, 3), (99, 3, 99)])
+    "size, lengths", paired([3, 100_000], [(3, 99), (99, 3), (3, 99, 3), (99, 3, 99)])
 )
 def test_a_worker_with_some_envs_between_episodes_and_actions_as_messages(lengths, size):
     ended = np.array([length == 3 for length in lengths])

@@ -2,7 +2,7 @@
 
 import pytest
 from scripts import succeeds
-from tables import deep, first
+from tables import first
 
 # What follows an interrupted call, and what it must show. `n` is another number each time.
 RECV = """
@@ -162,44 +162,40 @@ START = """
 
 @pytest.mark.deep
 @pytest.mark.parametrize("what", CALLS)
-def test_after_400_signals_at_random_moments_each_next_call_returns_its_own_results(what):
+def test_after_signals_at_random_moments_each_next_call_returns_its_own_results(what):
     body = """
         signals = Signals(seed=1)
-        for n in range(10, 410):
+        for n in range(10, 110):
             signals.during(lambda: interrupted(n))
             check(n)
-        assert signals.came > 100, signals.came
+        assert signals.came > 20, signals.came
         envs.close()
     """
     succeeds(START, CALLS[what], body)
 
 
 @pytest.mark.parametrize("what", first(CALLS))
-@pytest.mark.parametrize("stride", [3, *deep(1)])
-def test_after_an_exception_at_each_moment_the_next_call_returns_its_own_results(stride, what):
-    body = f"""
+def test_after_an_exception_at_many_moments_the_next_call_returns_its_own_results(what):
+    body = """
         interrupted(1)
-        moments, n = Moments({stride}, keeps=True), 10
+        moments, n = Moments(3, keeps=True), 10
         while moments.interrupt(lambda: interrupted(n)):
             check(n)
             n += 1
-        assert n > 10 + 10 / {stride}, n
+        assert n > 13, n
         envs.close()
     """
     succeeds(START, CALLS[what], body)
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "call", ["envs.set_attr('mark', n)", "envs.reset(seed=n)", "envs.call('echo', n)"]
-)
-def test_close_comes_to_its_end_after_an_exception_at_any_moment(call):
-    body = f"""
+def test_close_comes_to_its_end_after_an_exception_at_any_moment():
+    body = """
         moments, n, went_on = Moments(stride=11), 0, True
         np.unique([1])  # imports what it needs
         while went_on:
             envs = ShmVectorEnv([Echo] * 2, num_workers=2)
-            went_on = moments.interrupt(lambda: {call})
+            went_on = moments.interrupt(lambda: envs.reset(seed=n))
             envs.close()
             n += 1
         assert n > 5, n
@@ -310,7 +306,7 @@ def test_ctrl_c_of_another_thread_at_any_moment():
         thread = threading.Thread(target=interrupt, daemon=True)
         thread.start()
         n = 0
-        while n < 400 or came < 50:
+        while n < 100 or came < 20:
             try:
                 armed = True
                 envs.call("echo", "to be broken off")

@@ -8,9 +8,9 @@ from contextlib import closing
 import pytest
 from envs import Counter
 from scripts import running, session_of, succeeds
-from tables import crossed, deep, first
+from tables import deep, paired
 
-from shmvec import EnvTimeoutError, Replay, ShmVectorEnv
+from shmvec import EnvTimeoutError, ShmVectorEnv
 
 DEADLINE_S = 60
 
@@ -101,7 +101,7 @@ def test_all_that_serves_the_program_dies():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("then", ["close", "crash", "start", "restart"])
+@pytest.mark.parametrize("then", ["crash", "start", "restart"])
 def test_a_stopped_fork_server_goes_on_when_it_is_needed(then):
     succeeds(
         SERVED,
@@ -259,9 +259,7 @@ SUSPENDED = """
 """
 
 
-@pytest.mark.parametrize(
-    "how, sooner", first(crossed(["lockstep", "partial"], ["parent", "workers"]))
-)
+@pytest.mark.parametrize("how, sooner", paired(["lockstep", "partial"], ["parent", "workers"]))
 def test_a_suspended_program_does_not_take_its_workers_for_hanging(how, sooner):
     """Ctrl-Z and fg, a scheduler's suspend: all of it has stood still for longer than the limit."""
     with running(
@@ -287,22 +285,12 @@ def test_a_suspended_program_does_not_take_its_workers_for_hanging(how, sooner):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda envs: envs.get_attr("length"),
-        lambda envs: envs.set_attr("mark", 1),
-        lambda envs: envs.call_some([0], "has_wrapper_attr", "length"),
-        lambda envs: envs.reset(seed=1),
-    ],
-    ids=["get_attr", "set_attr", "call_some", "reset"],
-)
-def test_a_stopped_worker_is_noticed_in_partial_batches_after_a_call(call):
+def test_a_stopped_worker_is_noticed_in_partial_batches_after_a_call():
     envs = ShmVectorEnv([Counter] * 2, num_workers=2, step_timeout=0.2)
     stopped = envs.processes[1].pid
     try:
         envs.reset(seed=0)
-        call(envs)
+        envs.get_attr("length")
         os.kill(stopped, signal.SIGSTOP)
         envs.send([1, 1])
         with pytest.raises(EnvTimeoutError, match="env 1.*step_timeout=0.2 "):
@@ -317,14 +305,10 @@ def test_a_stopped_worker_is_noticed_in_partial_batches_after_a_call(call):
     "ask",
     [
         lambda envs: envs.get_attr("length"),
-        *deep(
-            lambda envs: envs.set_attr("length", 3),
-            lambda envs: envs.reset(seed=1),
-            lambda envs: envs.rollout(4),
-            lambda envs: Replay(envs, 100),
-        ),
+        lambda envs: envs.reset(seed=1),
+        lambda envs: envs.rollout(4),
     ],
-    ids=["get_attr", "set_attr", "reset", "rollout", "replay"],
+    ids=["get_attr", "reset", "rollout"],
 )
 def test_a_stopped_worker_is_noticed_by_all_that_asks_and_goes_on_to_close(ask):
     with closing(ShmVectorEnv([Counter] * 2, num_workers=2, step_timeout=0.2)) as envs:
@@ -340,11 +324,10 @@ def test_a_stopped_worker_is_noticed_by_all_that_asks_and_goes_on_to_close(ask):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-def test_a_killed_worker_that_hangs_in_the_kernel_is_waited_for_with_a_limit(context):
+def test_a_killed_worker_that_hangs_in_the_kernel_is_waited_for_with_a_limit():
     """A tracer that is told of its exit holds it there, as a driver would."""
     said = succeeds(
-        f"""
+        """
         import ctypes, logging, time
         from envs import Counter
         from processes import gone
@@ -353,7 +336,7 @@ def test_a_killed_worker_that_hangs_in_the_kernel_is_waited_for_with_a_limit(con
         SEIZE, DETACH, TRACE_EXIT = 0x4206, 17, 0x40
         ptrace = ctypes.CDLL(None).ptrace
         logging.basicConfig(format="%(message)s", stream=sys.stdout)
-        envs = ShmVectorEnv([lambda: Counter(99)] * 2, num_workers=2, context={context!r})
+        envs = ShmVectorEnv([lambda: Counter(99)] * 2, num_workers=2, context="fork")
         envs.reset(seed=0)
         pids = [process.pid for process in envs.processes]
         assert ptrace(SEIZE, pids[1], None, TRACE_EXIT) == 0

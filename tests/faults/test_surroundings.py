@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from processes import gone
 from scripts import succeeds
-from tables import crossed, deep
+from tables import deep, paired
 
 ENVS = """
 import gymnasium as gym, numpy as np, signal, time
@@ -69,7 +69,7 @@ def test_a_process_that_cannot_be_watched_over_is_not_left(error):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    "first, daemon", crossed(["import weakref", "weakref.finalize(A(), print)"], [True, False])
+    "first, daemon", paired(["import weakref", "weakref.finalize(A(), print)"], [True, False])
 )
 def test_a_program_ends_with_an_open_vector_env_whatever_its_exit_hooks(first, daemon):
     succeeds(
@@ -130,7 +130,7 @@ def test_workers_do_not_inherit_the_programs_handler_of_sigterm():
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    "last, workers", crossed(["close()", "close(terminate=True)", "step([0, 0])"], [2, 0])
+    "last, workers", paired(["close()", "close(terminate=True)", "step([0, 0])"], [2, 0])
 )
 def test_what_runs_after_the_exit_hooks_finds_it_closed(last, workers):
     out = succeeds(

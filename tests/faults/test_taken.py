@@ -13,7 +13,7 @@ import pytest
 from echoing import is_lost
 from envs import Counter
 from stepping import in_order, lockstep
-from tables import crossed, first
+from tables import paired
 
 from shmvec import ShmVectorEnv
 from shmvec.exchange import Exchange
@@ -181,7 +181,7 @@ def recv(envs, actions):
 
 @pytest.mark.parametrize(
     "trouble, workers, take, order",
-    first(crossed(TROUBLES, [2, 0, 1], [recv, lockstep], [None, [[1, 0], [0, 1], [1, 0]]])),
+    paired(TROUBLES, [2, 0, 1], [recv, lockstep, recv], [None, None, [[1, 0], [0, 1], [1, 0]]]),
 )
 def test_what_cannot_be_taken_raises_once(trouble, workers, take, order):
     error = TROUBLES[trouble][1]

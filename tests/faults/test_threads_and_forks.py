@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 from envs import Counter
 from scripts import succeeds
-from tables import crossed, first
+from tables import paired
 
 from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError
 
@@ -28,7 +28,7 @@ START = """
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("context, daemon", crossed(CONTEXTS, [True, False]))
+@pytest.mark.parametrize("context, daemon", paired(CONTEXTS, [True, False]))
 def test_a_fork_of_the_program_may_end_as_it_likes(context, daemon):
     """Its exit runs all that is registered for the end of the program."""
     body = f"""
@@ -92,7 +92,7 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("what, on_crash", first(crossed(WAITS, ["raise", "restart"])))
+@pytest.mark.parametrize("what, on_crash", paired(WAITS, ["raise", "restart"]))
 def test_closed_by_another_thread_while_one_waits(what, on_crash):
     made, waits, hanging, how = WAITS[what]
     body = f"""
@@ -226,7 +226,7 @@ def test_in_a_pools_worker_which_is_daemonic(context):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("context, daemon", crossed(CONTEXTS, [True, False]))
+@pytest.mark.parametrize("context, daemon", paired(CONTEXTS, [True, False]))
 def test_a_vector_env_in_another_ones_worker(context, daemon):
     body = f"""
         envs = ShmVectorEnv([Nesting] * 2, num_workers=1, context={context!r}, daemon={daemon})
