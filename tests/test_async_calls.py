@@ -12,7 +12,7 @@ import pytest
 from envs import Counter
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector.async_vector_env import AsyncState
-from tables import crossed, deep, first
+from tables import deep, paired
 
 from shmvec import ShmVectorEnv
 
@@ -79,7 +79,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("num_workers, pending", first(crossed([3, 0, 1], PENDING)))
+@pytest.mark.parametrize("num_workers, pending", paired([3, 0, 1], PENDING))
 def test_one_call_at_a_time(num_workers, pending):
     envs = ShmVectorEnv([Counter] * 3, num_workers=num_workers)
     with closing(envs):
@@ -202,9 +202,7 @@ def test_what_a_late_call_raised_is_dropped_with_it(gate):
         assert envs.call("slow", 1) == (1,)
 
 
-@pytest.mark.parametrize(
-    "terminate, pending", crossed([True, False], PENDING, shown=[(False, "step")])
-)
+@pytest.mark.parametrize("terminate, pending", paired([False, True], ["step", "reset", "call"]))
 def test_close_with_a_call_pending_warns(pending, terminate):
     envs = ShmVectorEnv([Counter] * 3, num_workers=2)
     envs.reset()

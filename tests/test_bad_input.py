@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from envs import Counter, Failing, Spaces, TwoArguments, Words
 from equality import same
-from tables import deep
+from tables import deep, paired, row
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec.exchange import HostedEnv
 
-WORKERS = pytest.mark.parametrize("num_workers", [2, *deep(0, 1)])
+WORKERS = pytest.mark.parametrize("num_workers", [2, *deep(0)])
 
 
 def make_counter():
@@ -431,20 +431,21 @@ def test_wrong_masks():
 
 
 @pytest.mark.deep
-@WORKERS
-@pytest.mark.parametrize("operation", ["step", "reset"])
 @pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("plain", 3),
-        TwoArguments(1, "two"),
-        KeyboardInterrupt(),
-        SystemExit(4),
-        OSError(2, "No such file", "x"),
-    ],
-    ids=lambda error: type(error).__name__,
+    "error, operation, num_workers",
+    paired(
+        [
+            ValueError("plain", 3),
+            TwoArguments(1, "two"),
+            KeyboardInterrupt(),
+            SystemExit(4),
+            OSError(2, "No such file", "x"),
+        ],
+        ["step", "reset"],
+        [0, 2, 2],
+    ),
 )
-def test_an_env_raises(num_workers, operation, error):
+def test_an_env_raises(error, operation, num_workers):
     error = copy.deepcopy(error) if type(error) is not TwoArguments else TwoArguments(1, "two")
     make = [make_counter, lambda: Failing(operation, error), make_counter]
     # By a fork: pickle would want a constructor that takes the exception's args.
@@ -526,36 +527,28 @@ CAMERA = gym.spaces.Dict(camera=gym.spaces.Tuple([BOX, gym.spaces.Discrete(3)]))
 
 @pytest.mark.deep
 @WORKERS
-@pytest.mark.parametrize(
-    ("space", "observation", "expected"),
-    [
+def test_observations_of_another_shape_with_as_many_elements(num_workers):
+    for space, observation, expected in (
         (gym.spaces.Discrete(5), np.array([3]), 3),
         (gym.spaces.Discrete(5), [3], 3),
         (gym.spaces.Box(0, 9, (1,)), 3.0, [3.0]),
         (gym.spaces.Box(0, 9, (1,)), np.float32(3), [3.0]),
         (gym.spaces.Box(0, 9, ()), np.array([3.0]), 3.0),
         (BOX, np.ones((1, 3)), [1, 1, 1]),
-    ],
-)
-def test_observations_of_another_shape_with_as_many_elements(
-    num_workers, space, observation, expected
-):
-    envs = ShmVectorEnv(returning(space, observation, np.array([2.5])), num_workers=num_workers)
-    try:
-        envs.reset(seed=1)
-        observations, rewards, *_ = envs.step([0, 0])
-        assert observations[1].tolist() == expected
-        assert rewards.tolist() == [1.0, 2.5] and rewards.dtype == np.float64
-    finally:
-        envs.close()
+    ):
+        made = returning(space, observation, np.array([2.5]))
+        with row(space, observation), closing(ShmVectorEnv(made, num_workers=num_workers)) as envs:
+            envs.reset(seed=1)
+            observations, rewards, *_ = envs.step([0, 0])
+            assert observations[1].tolist() == expected
+            assert rewards.tolist() == [1.0, 2.5] and rewards.dtype == np.float64
 
 
 @pytest.mark.deep
-@WORKERS
-@pytest.mark.parametrize("shared_memory", [True, False])
-@pytest.mark.parametrize(
-    ("space", "observation", "message"),
-    [
+@pytest.mark.parametrize("num_workers, shared_memory", [(0, True), (2, True), (2, False)])
+def test_what_does_not_fit_an_observation_is_named(num_workers, shared_memory):
+    options = {"num_workers": num_workers, "shared_memory": shared_memory}
+    for space, observation, message in (
         (BOX, np.zeros(2), r"the observation has shape \(2,\) and dtype float64; its space Box"),
         (BOX, None, r"the observation is None; .* needs shape \(3,\) and dtype float32"),
         (BOX, ["a", "b", "c"], r"the observation has shape \(3,\) and dtype (<U1|object); "),
@@ -564,31 +557,9 @@ def test_observations_of_another_shape_with_as_many_elements(
         (CAMERA, {"camera": 5}, r"observation\['camera'\] is a int; .* needs a tuple"),
         (CAMERA, {"lens": 5}, "observation has no 'camera'"),
         (CAMERA, np.zeros(3), "observation is a ndarray; .* needs a mapping"),
-    ],
-)
-def test_what_does_not_fit_an_observation_is_named(
-    num_workers, shared_memory, space, observation, message
-):
-    envs = ShmVectorEnv(
-        returning(space, observation), num_workers=num_workers, shared_memory=shared_memory
-    )
-    try:
-        envs.reset(seed=1)
-        with pytest.raises((ValueError, TypeError, LookupError), match=f"env 1: .*{message}"):
-            envs.step([0, 0])
-        envs.reset(seed=1)
-    finally:
-        envs.close()
-
-
-@pytest.mark.deep
-@WORKERS
-@pytest.mark.parametrize("reward", [None, "much", np.zeros(2), {}])
-def test_rewards_that_are_no_number_are_refused(num_workers, reward):
-    envs = ShmVectorEnv(returning(gym.spaces.Discrete(2), reward=reward), num_workers=num_workers)
-    try:
-        envs.reset(seed=1)
-        with pytest.raises((ValueError, TypeError), match="env 1: the reward is .*a number"):
-            envs.step([0, 0])
-    finally:
-        envs.close()
+    ):
+        with row(message), closing(ShmVectorEnv(returning(space, observation), **options)) as envs:
+            envs.reset(seed=1)
+            with pytest.raises((ValueError, TypeError, LookupError), match=f"env 1: .*{message}"):
+                envs.step([0, 0])
+            envs.reset(seed=1)

@@ -16,7 +16,7 @@ import pytest
 from equality import same, sync_env
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import SyncVectorEnv
-from tables import deep
+from tables import deep, paired
 
 from shmvec import ShmVectorEnv
 from shmvec.exchange import AutoresetMode
@@ -100,6 +100,7 @@ REWARDS = {
     "two": np.zeros(2),
     "too large": 10**400,
     "float32": np.float32(0.1),
+    "a dict": {},
 }
 
 
@@ -207,6 +208,7 @@ PATHS = [
     (in_parts, 2, False),
     (in_a_rollout, 0, True),
 ]
+RESETTING = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 PLACES = [
     ("step", AutoresetMode.NEXT_STEP),
     ("reset", AutoresetMode.NEXT_STEP),
@@ -231,8 +233,15 @@ def compare(path, made, what, autoreset_mode=AutoresetMode.NEXT_STEP):
         assert same(ours, theirs)
 
 
-@pytest.mark.parametrize("place", [PLACES[0], *deep(*((place,) for place in PLACES[1:]))])
-@pytest.mark.parametrize("path", [PATHS[0], *deep(*((path,) for path in PATHS[1:]))])
+# Each path with the step, and each place with one of them.
+@pytest.mark.parametrize(
+    "path, place",
+    [
+        (PATHS[0], PLACES[0]),
+        *deep(*((path, PLACES[0]) for path in PATHS[1:])),
+        *deep((PATHS[0], PLACES[1]), (PATHS[1], PLACES[2]), (PATHS[2], PLACES[3])),
+    ],
+)
 def test_observations(path, place):
     for case, (space, observation) in OBSERVATIONS.items():
         if isinstance(observation, np.ma.MaskedArray) and place[0] == "last step":
@@ -355,8 +364,7 @@ UNSENDABLE = {
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("path", [PATHS[0], PATHS[2], PATHS[3], PATHS[6]])
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("path, mode", paired([PATHS[i] for i in (0, 2, 3, 6)], RESETTING))
 def test_infos(mode, path):
     for make, message in INFOS.values():
         compare_infos(path, functions(Discrete(3), 1, info=make), mode, message)
@@ -382,8 +390,7 @@ def compare_infos(path, made, mode, message):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("path", [PATHS[0], PATHS[2], PATHS[3], PATHS[6]])
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("path, mode", paired([PATHS[i] for i in (0, 2, 3, 6)], RESETTING))
 def test_what_cannot_be_sent_is_named(mode, path):
     run, num_workers, shared_memory = path
     options = {"num_workers": num_workers, "shared_memory": shared_memory, "autoreset_mode": mode}

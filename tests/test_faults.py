@@ -17,7 +17,7 @@ import pytest
 from envs import Counter, Failing
 from gymnasium.error import AlreadyPendingCallError
 from processes import dozing, gone, run_script
-from tables import crossed, first
+from tables import first, paired
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 
@@ -144,7 +144,7 @@ CALLS = {
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("what, on_error", crossed(CALLS, ["reset", "restart"]))
+@pytest.mark.parametrize("what, on_error", paired(CALLS, ["reset", "restart"]))
 def test_ctrl_c_in_an_env_in_this_process_is_not_mended(what, on_error):
     policy = FaultPolicy(on_error=on_error, backoff_s=0)
     envs = ShmVectorEnv([Interrupted] * 2, num_workers=0, faults=policy)

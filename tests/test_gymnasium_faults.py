@@ -20,7 +20,7 @@ import pytest
 from envs import Counter, Failing, Scripted, TwoArguments, Unpicklable
 from equality import same
 from gymnasium.vector import SyncVectorEnv
-from tables import crossed, deep, first
+from tables import deep, first, paired
 
 from shmvec import RemoteTraceback, ShmVectorEnv
 
@@ -290,7 +290,7 @@ def test_an_env_fn_that_raises_in_its_worker(num_workers):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    "num_workers, name", crossed([0, 2], ["reset", "step", "close", "_setattr", "_check_spaces"])
+    "num_workers, name", paired([0, 2], ["reset", "step", "close", "_setattr", "_check_spaces"])
 )
 def test_calling_what_is_no_method_to_call(num_workers, name):
     envs = ShmVectorEnv([Counter] * 2, num_workers=num_workers)

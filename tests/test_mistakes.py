@@ -297,6 +297,13 @@ MISTAKES = {
         ValueError,
         ["env 0: step() returned 4 values", "terminated, truncated, info)"],
     ),
+    "a reward that is None": (
+        lambda n: made(
+            lambda: Returns(of_step=(np.zeros(4), None, False, False, {})), num_workers=n
+        ).step([0] * 4),
+        TypeError,
+        ["env 0: the reward is None", "must be a number"],
+    ),
     "an option given twice": (
         lambda n: shmvec.make_vec("CartPole-v1", vector_kwargs={"copy": True}, copy=n > 0),
         TypeError,

@@ -1,6 +1,5 @@
 """What is sampled from a replay is what the caller of the vector env has seen, and nothing else."""
 
-import itertools
 import json
 import math
 import multiprocessing
@@ -37,7 +36,7 @@ from replay_reference import (
     reward_of,
 )
 from strategies import boxes, spaces
-from tables import crossed, deep, first, row
+from tables import deep, first, paired, row
 
 from shmvec import EnvTimeoutError, FaultPolicy, Pipeline, Replay, ShmVectorEnv, evaluate
 from shmvec.exchange import AutoresetMode
@@ -247,19 +246,20 @@ def assert_as_likely(counts, chances):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"copy": False},
-        {"caller_steps": True, "num_workers": 2},
-        {"overlap": 2},
-        {"spare_envs": 2},
-        {"compile_wrappers": False},
-        {"context": "spawn"},
-        {"observation_mode": "different"},
-    ],
-    ids=lambda options: "-".join(options),
+    "options, mode",
+    paired(
+        [
+            {"copy": False},
+            {"caller_steps": True, "num_workers": 2},
+            {"overlap": 2},
+            {"spare_envs": 2},
+            {"compile_wrappers": False},
+            {"context": "spawn"},
+            {"observation_mode": "different"},
+        ],
+        ["NextStep", "SameStep"],
+    ),
 )
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_whatever_the_options(options, mode):
     options = {"num_workers": 1, **options}
     life = "copy" if "spare_envs" in options else None
@@ -570,7 +570,7 @@ class Stumbles(Numbered):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("action, mode, workers", crossed([80, 81, 82, 83], ALL_MODES, [0, 1]))
+@pytest.mark.parametrize("action, mode, workers", paired([80, 81, 82, 83], ALL_MODES, [0, 1]))
 def test_a_step_that_fails_after_the_env_has_made_it(action, mode, workers):
     """If the caller goes on without a reset, the next step does not follow what was recorded."""
     fns = [partial(Stumbles, index) for index in range(2)]
@@ -689,8 +689,7 @@ class Large(gym.Env):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("depth", [16, 100])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("depth, workers", [(16, 2), (100, 0)])
 def test_large_batches_that_are_put_together_ahead(depth, workers):
     """What is put together while the envs go on is as it was when it was drawn."""
     fns = [partial(Large, index) for index in range(2)]
@@ -1126,15 +1125,18 @@ def some_faults(caller, faults, likely=0.04):
     return actions
 
 
-STEPS_THAT_FAIL = itertools.product(
-    ALL_MODES,
-    [(RESTART, [KILL, EXIT, RAISE]), (RESET, [KILL, RAISE]), (RESET, [FAILS_IN_RESET])],
-    [1, 2],
-    ["lockstep", "masked", "some", "partial"],
+FAULTS = [(RESTART, [KILL, EXIT, RAISE]), (RESET, [KILL, RAISE]), (RESET, [FAILS_IN_RESET])]
+
+
+@pytest.mark.parametrize(
+    "how, policy_and_faults, mode, workers",
+    paired(
+        ["lockstep", "masked", "some", "partial"] * 3,
+        FAULTS,
+        [*ALL_MODES, *ALL_MODES[::-1]],
+        [1, 2],
+    ),
 )
-
-
-@pytest.mark.parametrize("mode, policy_and_faults, workers, how", first(STEPS_THAT_FAIL))
 def test_no_sample_holds_a_step_that_failed(mode, policy_and_faults, workers, how):
     policy, faults = policy_and_faults
     fns = [partial(Frail, index) for index in range(4)]
@@ -1240,9 +1242,7 @@ def test_workers_that_are_killed_at_any_moment(how):
 # ---- the same run again --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "mode, prioritized", first(itertools.product(reversed(ALL_MODES), [0.7, None]))
-)
+@pytest.mark.parametrize("mode, prioritized", paired(reversed(ALL_MODES), [0.7, None]))
 def test_the_same_seed_gives_the_same_batches_for_any_number_of_workers(mode, prioritized):
     def run(workers, seed=3):
         fns = numbered(5, "dict", lengths=(4, 1, 9))
@@ -1285,7 +1285,7 @@ def with_priorities(replay, draws=4000):
     return len(np.unique(batch.observations[:, :2], axis=0))
 
 
-@pytest.mark.parametrize("alpha, capacity", first(itertools.product([0.5, 1.0], [48, 1000])))
+@pytest.mark.parametrize("alpha, capacity", paired([0.5, 1.0], [48, 1000]))
 def test_draws_are_as_frequent_as_priorities_say(alpha, capacity):
     with ShmVectorEnv(numbered(3), num_workers=1, autoreset_mode="SameStep") as envs:
         replay, reference, caller = watched(envs, capacity, prioritized=alpha, seed=0)
@@ -1391,7 +1391,13 @@ def test_priorities_of_nothing(zero, exponent):
 
 @pytest.mark.parametrize(
     "stack, prioritized, on_disk, mode",
-    first((*how, mode) for how in [(3, 0.6, False), (1, None, True)] for mode in ALL_MODES),
+    first(
+        [
+            (3, 0.6, False, ALL_MODES[0]),
+            (1, None, True, ALL_MODES[1]),
+            (3, 0.6, False, ALL_MODES[2]),
+        ]
+    ),
 )
 def test_a_replay_is_saved_and_loaded(tmp_path, mode, stack, prioritized, on_disk):
     """Also in the middle of episodes: what follows does not follow from what was saved."""

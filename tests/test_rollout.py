@@ -1,7 +1,6 @@
 """Rollouts: the same numbers as step(), written by the workers where a learner reads them."""
 
 import gc
-import itertools
 import sys
 import sysconfig
 import types
@@ -14,7 +13,7 @@ import pytest
 from envs import Counter
 from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
-from tables import deep, first, row
+from tables import deep, paired, row
 from test_partial import Fails, Story, stories
 
 from shmvec import ShmVectorEnv
@@ -65,12 +64,14 @@ def assert_holds(rollout, index, results):
     assert same(rollout.truncations[index], truncations)
 
 
-ROLLOUTS = itertools.product(
-    [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP], [3, 0, 1], [Nested, Story]
+@pytest.mark.parametrize(
+    "mode, workers, kind",
+    paired(
+        [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP],
+        [3, 0, 1, 1],
+        [Nested, Story, Story, Nested],
+    ),
 )
-
-
-@pytest.mark.parametrize("mode, workers, kind", first(ROLLOUTS))
 def test_a_rollout_holds_what_step_returns(kind, workers, mode):
     fns = [lambda i=i: kind(i) for i in range(5)]
     reference = sync_env(fns, mode)

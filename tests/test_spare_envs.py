@@ -1,7 +1,6 @@
 """``spare_envs=``: copies of an env that are reset ahead play its episodes in turn."""
 
 import asyncio
-import itertools
 import time
 from contextlib import closing
 from functools import partial
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from equality import MODES, same
-from tables import deep, first, row
+from tables import deep, paired, row
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv
 from shmvec.exchange import HostedEnv
@@ -86,10 +85,10 @@ class Played:
         return self.env.reset(seed=seed, options=options)
 
 
-PLAYED = itertools.product([Noted, AsyncNoted], MODES, [1, 3], [3, 1], [None, 4])
-
-
-@pytest.mark.parametrize("kind, mode, spare_envs, num_workers, overlap", first(PLAYED))
+@pytest.mark.parametrize(
+    "kind, mode, spare_envs, num_workers, overlap",
+    paired([Noted, AsyncNoted], [*MODES, *MODES[::-1]], [1, 3, 3, 1], [3, 1], [None, None, 4]),
+)
 def test_episodes_are_played_by_copies_in_turn(kind, mode, spare_envs, num_workers, overlap):
     expected = [Played(length, spare_envs) for length in (2, 4, 3)]
     options = {"autoreset_mode": mode, "num_workers": num_workers, "overlap": overlap}

@@ -17,7 +17,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 from envs import Counter
-from tables import crossed, deep
+from tables import deep, paired
 
 from shmvec import ShmVectorEnv
 from shmvec._processes import fork_server
@@ -189,7 +189,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(
-    "place, context", crossed(PLACES, CONTEXTS, shown=[(without_a_main_guard, "spawn")])
+    "place, context", paired([*PLACES, *PLACES[::-1]], ["spawn", "forkserver", None, "fork"])
 )
 def test_a_script_runs_once(place, context, tmp_path):
     assert place(script(context), tmp_path) == SAID
@@ -206,7 +206,7 @@ def test_what_is_loaded_in_the_program_is_not_loaded_in_workers(context, tmp_pat
 @pytest.mark.deep
 @pytest.mark.parametrize(
     "option, context",
-    crossed(["pycache_prefix=/tmp", "int_max_str_digits=700", "mine"], ["forkserver", "spawn"]),
+    paired(["pycache_prefix=/tmp", "int_max_str_digits=700", "mine"], ["forkserver", "spawn"]),
 )
 def test_options_of_the_interpreter(option, context):
     body = f"""

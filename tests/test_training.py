@@ -1,6 +1,5 @@
 """benchmarks/training.py: its runs learn the same, and its rows are whole."""
 
-
 import pytest
 from processes import BENCHMARKS, run_benchmark
 

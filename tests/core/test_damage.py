@@ -20,7 +20,7 @@ from segment_map import (
     other_memories,
     until_answered,
 )
-from tables import crossed, deep, first
+from tables import deep, first, paired
 
 from shmvec import FaultPolicy, Replay, ShmVectorEnv, WorkerCrashError
 from shmvec._core import COUNTERS, Segment
@@ -82,7 +82,7 @@ def test_a_damaged_answer(word):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("word", range(5))
+@pytest.mark.parametrize("word", [0, 2, 4])
 def test_a_damaged_request(word):
     def damage(found):
         slot = found.slot(found.requests(0)) + 4 * word
@@ -132,11 +132,11 @@ def answered_with(envs, actions=(0, 0)):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    "info, num_workers", crossed([{"a": 1, "b": "text"}, {3: "pickled"}], [0, 1])
+    "info, num_workers", paired([{"a": 1, "b": "text"}, {3: "pickled"}], [0, 1])
 )
 def test_a_damaged_head_of_an_info(num_workers, info):
     for word in range(6):
-        for change in (1, 2, 3, 1 << 8, 1 << 31):
+        for change in (1, 1 << 31):
             with vector_env(num_workers, telling(info)) as envs:
                 envs.step([0, 0])
                 found, message = answered_with(envs)
@@ -291,7 +291,7 @@ class DamagesCounts(Counter):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("count", [1 << 40, 1 << 62, -5, -(1 << 63), 9 + 200])
+@pytest.mark.parametrize("count", [1 << 62, -5, 9 + 200])
 def test_a_damaged_number_of_records(count):
     """It was a loop's end and, of rows, an index."""
     makers = [lambda: DamagesCounts(count), Counter]
@@ -388,8 +388,7 @@ def test_damaged_action_formats(shape):
 # ---- hints: the count, tails, the bell, what a worker is busy with ------------------------------
 
 
-@pytest.mark.parametrize("damage", first([1, -1, 2, 2**20, -(2**20), 2**30, 2**31]))
-@pytest.mark.parametrize("num_workers", [2, *deep(0, 1)])
+@pytest.mark.parametrize("damage, num_workers", paired([1, -1, 2**20, 2**31], [2, 0, 1]))
 def test_a_damaged_count(num_workers, damage):
     """The rings show which envs have answered; the count is right again from then on."""
     with vector_env(num_workers) as envs:
@@ -407,16 +406,15 @@ def test_a_damaged_count(num_workers, damage):
             assert envs.step([2, 3])[0][:, 1].tolist() == [2, 3]
 
         # A slice is 50 ms, of every step; the machine may be busy now and then.
-        assert any(duration(step) < 0.04 for _ in range(5)), "it still waits for slices"
+        assert any(duration(step, 5) < 0.04 for _ in range(5)), "it still waits for slices"
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("damage", [1, -1, 2, 2**20, -(2**20), 2**31])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("damage, num_workers", paired([1, -1, 2**20, 2**31], [2, 0]))
 def test_a_damaged_count_in_batches(num_workers, damage):
     with vector_env(num_workers, num_envs=4, batch_size=2) as envs:
-        for turn in range(40):
-            if turn % 10 == 0:
+        for turn in range(16):
+            if turn % 4 == 0:
                 found = Map()
                 found.put(found.completion + 4, found.get(found.completion + 4) + damage)
             infos = envs.recv()[4]

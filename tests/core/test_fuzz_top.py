@@ -32,7 +32,7 @@ from shmvec._memory.segment import SEGMENT
 
 pytestmark = pytest.mark.deep
 
-CASES = 120
+CASES = 40
 SEAL = fcntl.F_SEAL_SHRINK
 
 
