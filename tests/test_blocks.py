@@ -20,7 +20,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from tables import deep, first
 
 from shmvec import FaultPolicy, ShmVectorEnv
-from shmvec.exchange import AutoresetMode, Exchange
+from shmvec.exchange import Exchange
 
 DEADLINE = 60
 SHAPE = (128, 128)  # of bytes: 64 KiB for four envs, from where on blocks pay
@@ -52,7 +52,7 @@ class Picture(gym.Env):
 NOTHING = [0] * N
 
 
-@pytest.fixture(params=[1, *deep(0, 2)])
+@pytest.fixture(params=[1, *deep(0)])
 def envs(request):
     with_workers = ShmVectorEnv([Picture] * N, num_workers=request.param)
     with_workers.reset()
@@ -260,17 +260,6 @@ def test_a_fork_has_its_own(envs):
 
 
 @pytest.mark.deep
-def test_many_forks(envs):
-    blocks = in_blocks(envs)
-    for turn in range(len(blocks) + 1, len(blocks) + 20):
-        observations = envs.step(NOTHING)[0]
-        in_a_fork(lambda: bool((observations == turn).all()))  # noqa: B023
-        assert (observations == turn).all()
-    observations = None
-    assert in_blocks(envs) == blocks
-
-
-@pytest.mark.deep
 def test_forks_lose_nothing_that_another_thread_writes():
     """A fork cannot know that another thread is at work on an array."""
     many = 64 * N
@@ -346,43 +335,6 @@ def test_a_step_that_is_broken_off_writes_to_nothing_that_is_held(envs):
         kept = [*kept[-1:], envs.step_wait()[0]]
         assert (kept[-1] == turn).all()
     assert [int(array[0, 0, 0]) for array in kept] == [28, 29]
-
-
-@pytest.mark.deep
-def test_waits_with_a_limit():
-    envs = ShmVectorEnv([Picture] * N, num_workers=2)
-    try:
-        envs.reset()
-        kept = []
-        for turn in range(1, 20):
-            envs.step_async(NOTHING)
-            kept.append(envs.step_wait(timeout=DEADLINE)[0])
-            assert (kept[-1] == turn).all()
-        assert all((array == turn).all() for turn, array in enumerate(kept, 1))
-    finally:
-        envs.close()
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("mode", list(AutoresetMode)[:2])
-def test_episodes_that_end(mode):
-    envs = ShmVectorEnv([Picture] * N, num_workers=2, autoreset_mode=mode)
-    try:
-        envs.reset()
-        first = envs.step(NOTHING)[0]
-        second, _, terminations, _, infos = envs.step([0, 1, 0, 0])
-        third = envs.step(NOTHING)[0]
-        assert terminations.tolist() == [False, True, False, False]
-        assert first[:, 0, 0].tolist() == [1, 1, 1, 1]
-        if mode is AutoresetMode.SAME_STEP:
-            assert second[:, 0, 0].tolist() == [2, 0, 2, 2]
-            assert (infos["final_obs"][1] == 2).all()
-            assert third[:, 0, 0].tolist() == [3, 1, 3, 3]
-        else:
-            assert second[:, 0, 0].tolist() == [2, 2, 2, 2]
-            assert third[:, 0, 0].tolist() == [3, 0, 3, 3]
-    finally:
-        envs.close()
 
 
 @pytest.mark.parametrize("action", first([2, 3]))

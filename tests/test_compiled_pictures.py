@@ -11,6 +11,7 @@ import pytest
 from gymnasium import wrappers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tables import paired
 from test_compiled_wrappers import (
     Drawn,
     Mine,
@@ -422,7 +423,7 @@ def follow_ale(make, script):
 CHANGED = st.sampled_from(["reset", *ALE_CHANGES, *PREPROCESSING_CHANGES])
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     names=st.lists(st.sampled_from(sorted(ALE_WRAPPERS)), max_size=5, unique=True),
     arguments=st.fixed_dictionaries(
@@ -463,14 +464,17 @@ def test_what_is_changed_of_ale_is_obeyed(what):
 
 
 @pytest.mark.parametrize("what", PREPROCESSING_CHANGES)
-@pytest.mark.parametrize("name", ["preprocessing", "lives"])
-def test_what_is_changed_of_preprocessing_is_obeyed(name, what):
+def test_what_is_changed_of_preprocessing_is_obeyed(what):
     pytest.importorskip("cv2")
-    follow_ale(partial(arcade, ["order", name, "stack"], "breakout"), [*GAME, (what, 1), *GAME[:3]])
+    follow_ale(
+        partial(arcade, ["order", "lives", "stack"], "breakout"), [*GAME, (what, 1), *GAME[:3]]
+    )
 
 
-@pytest.mark.parametrize("name", ["preprocessing", "lives", "colours", "numbers", "every frame"])
-@pytest.mark.parametrize("game", ["pong", "breakout"])
+@pytest.mark.parametrize(
+    "name, game",
+    paired(["preprocessing", "lives", "colours", "numbers", "every frame"], ["pong", "breakout"]),
+)
 def test_preprocessing_is_compiled(name, game):
     pytest.importorskip("cv2")
     make = partial(arcade, ["checker", "order", name, "stack"], game, repeat_action_probability=0.2)
@@ -510,27 +514,32 @@ def test_ale_with_another_space(arguments):
 
 
 @pytest.mark.parametrize(
-    "names", [["skip 2", "skip"], ["skip", "order", "skip 2"], ["preprocessing", "skip 7"]]
+    "names, frames",
+    paired(
+        [["skip 2", "skip"], ["skip", "order", "skip 2"], ["preprocessing", "skip 7"]],
+        [5, 11, None],
+    ),
 )
-@pytest.mark.parametrize("frames", [5, 11, None])
 def test_frames_that_are_skipped_by_two(names, frames):
     make = partial(arcade, names, max_num_frames_per_episode=frames)
     follow_ale(make, [*GAME[:5], ("reset", 1), *GAME[:3]])
 
 
-@pytest.mark.parametrize("obs_type", ["rgb", "grayscale", "ram"])
 @pytest.mark.parametrize(
-    "buffer",
-    [
-        np.zeros((2, 210, 160, 3), np.float32),
-        np.zeros((2, 3, 210, 160, 3), np.uint8),
-        np.zeros((2, 250, 160, 3), np.uint8),
-        np.zeros((1, 210, 160, 3), np.uint8),
-        np.asfortranarray(np.zeros((2, 210, 160, 3), np.uint8)),
-        np.broadcast_to(np.uint8(1), (2, 210, 160, 3)),
-        [None, None],
-        {},
-    ],
+    "buffer, obs_type",
+    paired(
+        [
+            np.zeros((2, 210, 160, 3), np.float32),
+            np.zeros((2, 3, 210, 160, 3), np.uint8),
+            np.zeros((2, 250, 160, 3), np.uint8),
+            np.zeros((1, 210, 160, 3), np.uint8),
+            np.asfortranarray(np.zeros((2, 210, 160, 3), np.uint8)),
+            np.broadcast_to(np.uint8(1), (2, 210, 160, 3)),
+            [None, None],
+            {},
+        ],
+        ["rgb", "grayscale", "ram"],
+    ),
 )
 def test_a_buffer_of_another_kind(obs_type, buffer):
     script = [*GAME[:2], (("_obs_buffer", buffer), 1), *GAME[:2]]

@@ -359,7 +359,7 @@ def test_any_chain(names, dtype, shape, oddness, script, steps):
 def test_the_chain_of_training_scripts_for_long(dtype, oddness):
     names = ["checker", "order", "limit", *EVERY_STEP, "reward"]
     draw = np.random.default_rng(5)
-    script = [(("reset",) if i % 9 == 0 else None, draw.normal(size=2)) for i in range(500)]
+    script = [(("reset",) if i % 9 == 0 else None, draw.normal(size=2)) for i in range(150)]
     make = partial(wrapped, names, dtype=dtype, oddness=oddness, length=7)
     stepper = follow(make, script)
     assert all(not why for _, why in notes_of(stepper))

@@ -36,32 +36,19 @@ class TestShmVectorEnv(VectorEnvContract):
 
 
 @pytest.mark.deep
-class TestShmVectorEnvInOneWorker(VectorEnvContract):
-    def make_vector_env(self, env_fns, **kwargs):
-        return ShmVectorEnv(env_fns, num_workers=1, **kwargs)
-
-
-@pytest.mark.deep
 class TestShmVectorEnvInThisProcess(VectorEnvContract):
     def make_vector_env(self, env_fns, **kwargs):
         return ShmVectorEnv(env_fns, num_workers=0, **kwargs)
 
 
-@pytest.mark.deep
-class TestShmVectorEnvWhoseCallerSteps(VectorEnvContract):
+class InOneWorker(VectorEnvContract):
     def make_vector_env(self, env_fns, **kwargs):
-        return ShmVectorEnv(env_fns, num_workers=len(env_fns), caller_steps=True, **kwargs)
-
-
-@pytest.mark.deep
-class TestShmVectorEnvByMessages(VectorEnvContract):
-    def make_vector_env(self, env_fns, **kwargs):
-        return ShmVectorEnv(env_fns, shared_memory=False, **kwargs)
+        return ShmVectorEnv(env_fns, num_workers=1, **kwargs)
 
 
 def test_ours_keeps_it():
     """Each test by its first values; all of them, of all classes, are deep."""
-    for name, test in inspect.getmembers(TestShmVectorEnvInOneWorker(), inspect.ismethod):
+    for name, test in inspect.getmembers(InOneWorker(), inspect.ismethod):
         if name.startswith("test_"):
             marks = getattr(test, "pytestmark", ())
             columns = [mark.args for mark in marks if mark.name == "parametrize"]

@@ -21,7 +21,6 @@ from equality import same
 from gymnasium.error import ClosedEnvironmentError
 from tables import deep, paired
 
-import shmvec
 from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
 from shmvec._processes import supervisor
 from shmvec.exchange import AutoresetMode
@@ -722,11 +721,6 @@ def test_cartpole_under_fire():
         for env in alone:
             env.close()
     print(f"{steps:,} steps checked, {faults} faults, {in_resets} of them reported in a reset")
-
-
-@pytest.mark.deep
-def test_exported():
-    assert {"FaultPolicy", "TooManyFaultsError"} <= set(shmvec.__all__)
 
 
 @pytest.mark.deep

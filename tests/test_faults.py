@@ -9,13 +9,11 @@ import os
 import select
 import signal
 import threading
-import time
 from functools import partial
 
 import numpy as np
 import pytest
 from envs import Counter, Failing
-from gymnasium.error import AlreadyPendingCallError
 from processes import dozing, gone, run_script
 from tables import first, paired
 
@@ -252,33 +250,6 @@ def test_a_fork_of_the_parent_cannot_use_it():
             assert f"belongs to process {os.getpid()}" in reader.read()
         assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]  # and its workers are still there
     finally:
-        envs.close()
-
-
-@pytest.mark.deep
-def test_two_threads():
-    class Waits(Counter):
-        def step(self, action):
-            assert gate.wait(DEADLINE_S)
-            return super().step(action)
-
-    gate = multiprocessing.get_context("fork").Event()
-    envs = ShmVectorEnv([lambda: Waits(99)], num_workers=1, context="fork")
-    try:
-        envs.reset()
-        stepping = threading.Thread(target=envs.step, args=([0],))
-        stepping.start()
-        until = time.monotonic() + DEADLINE_S
-        while not envs.exchange.num_in_flight:
-            assert time.monotonic() < until
-        for call in (lambda: envs.step([0]), envs.reset, lambda: envs.get_attr("n"), envs.recv):
-            with pytest.raises(AlreadyPendingCallError, match="one thread at a time"):
-                call()
-        gate.set()
-        stepping.join(DEADLINE_S)
-        assert envs.step([0])[0][0, 0] == 2
-    finally:
-        gate.set()
         envs.close()
 
 

@@ -1,12 +1,9 @@
 """``overlap=``, and envs of coroutines: several envs of a worker at once, with equal results."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import logging
-import os
-import signal
 import threading
 from contextlib import closing
 from functools import partial
@@ -164,20 +161,6 @@ def test_resets_while_others_step(kind, tmp_path):
 # ---- what goes wrong ----------------------------------------------------------------------------
 
 
-@pytest.mark.deep
-@KINDS
-def test_an_exception_names_the_env_and_the_line(kind):
-    with closing(made(kind, [Waiter] * 4)) as envs:
-        envs.reset(seed=0)
-        with pytest.raises(LookupError, match="as asked") as caught:
-            envs.step([0, 0, RAISE, 0])
-        assert "raise LookupError" in str(caught.value.__cause__)
-        with pytest.raises(AttributeError, match="no_such"):
-            envs.call("no_such")
-        envs.reset(seed=0)
-        assert envs.step([0] * 4)[1].tolist() == [0.0] * 4
-
-
 @pytest.mark.parametrize("kind", first(["threads", "coroutines"]))
 @pytest.mark.parametrize("cure", first(["reset", "restart"]))
 def test_faults_are_cured(kind, cure):
@@ -273,15 +256,6 @@ def test_an_env_that_was_cancelled_is_over_its_limit_whatever_it_returns():
         envs.reset(seed=0)
         assert envs.step([HANG, 0])[3].tolist() == [True, False]
         assert envs.stats().faults.timeouts == 1
-
-
-@pytest.mark.deep
-@KINDS
-def test_a_crash_is_an_error(kind):
-    with closing(made(kind, [Waiter] * 4)) as envs:
-        envs.reset(seed=0)
-        with pytest.raises(WorkerCrashError, match="worker 1"):
-            envs.step([0, 0, DIE, 0])
 
 
 @pytest.mark.deep
@@ -390,31 +364,6 @@ def test_closing_while_an_env_hangs(kind):
     envs.send([HANG], [2])
     envs.close(timeout=0.2)
     assert envs.closed
-
-
-@pytest.mark.deep
-@KINDS
-def test_the_parent_dies(kind, tmp_path):
-    pids = tmp_path / "pids"
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            envs = made(kind, [Waiter] * 4)
-            envs.reset(seed=0)
-            envs.send([HANG], [2])
-            pids.write_text(" ".join(str(each.pid) for each in envs.processes))
-            os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(1)
-    os.waitpid(child, 0)
-    for pid in map(int, pids.read_text().split()):
-        with contextlib.suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(pid)
-            import select
-
-            ended = select.poll()
-            ended.register(descriptor, select.POLLIN)
-            assert ended.poll(10_000)
-            os.close(descriptor)
 
 
 @pytest.mark.deep

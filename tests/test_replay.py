@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -189,24 +188,6 @@ def test_a_hand_computed_example():
         last = batch.next_observations[:, 1] == 8
         assert last.sum() and batch.terminations[last].all() and batch.truncations[last].all()
         assert not batch.discounts[last].any()
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("padding", ["reset", *deep("zero")])
-def test_frames_are_padded_at_the_begin_of_an_episode(padding):
-    fns = numbered(1, "box", stack=3, padding=padding, lengths=(5,))
-    with ShmVectorEnv(fns, num_workers=1) as envs:
-        how = {"padding": padding} if padding == "zero" else {}
-        replay = Replay(envs, 100, seed=0, **how)
-        observations, _ = envs.reset(seed=0)
-        seen = [observations[0].copy()]
-        for _ in range(3):
-            seen.append(envs.step([3])[0][0].copy())
-        batch = replay.sample(100)
-        for row in range(100):
-            number = int(batch.observations[row, -1, 1])
-            assert same(batch.observations[row], seen[number - 1])
-            assert same(batch.next_observations[row], seen[number])
 
 
 @pytest.mark.deep
@@ -403,40 +384,6 @@ def test_samples_while_envs_are_in_flight():
             reference.check_all(replay)  # what the workers write meanwhile was not taken
             caller.saw(range(3), actions, envs.step_wait())
             reference.check_all(replay)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_learner_that_samples_in_a_thread_of_its_own(workers):
-    """However many steps are made while a batch is drawn, none is written over its rows."""
-    errors, samples = [], []
-    done = threading.Event()
-
-    def learn():
-        try:
-            while not done.is_set():
-                assert_whole(replay.sample(64))
-                samples.append(64)
-        except BaseException as error:
-            errors.append(error)
-
-    fns = numbered(2, lengths=(70, 20))
-    with ShmVectorEnv(fns, num_workers=workers, autoreset_mode="SameStep") as envs:
-        replay = Replay(envs, 40, seed=0)
-        envs.reset(seed=0)
-        for _ in range(30):
-            envs.step([3, 4])
-        learner = threading.Thread(target=learn)
-        learner.start()
-        try:
-            until = time.monotonic() + DEADLINE_S
-            while len(samples) < 5000 and not errors and time.monotonic() < until:
-                envs.step([4, 5])
-        finally:
-            done.set()
-            learner.join(DEADLINE_S)
-        assert not errors, errors
-        assert len(samples) >= 5000
 
 
 @pytest.mark.deep
@@ -752,40 +699,6 @@ def test_a_replay_that_nobody_closes_goes_with_the_envs():
 
 
 @pytest.mark.deep
-def test_a_folder_whose_priorities_are_damaged(tmp_path):
-    with ShmVectorEnv(numbered(2), num_workers=1) as envs:
-        replay, reference, caller = watched(envs, 100, prioritized=0.6, seed=0)
-        caller.reset(seed=0)
-        played(caller, "lockstep", 20)
-        replay.save(tmp_path)
-        replay.close()
-        (file,) = tmp_path.glob("prior*")
-        kept = file.read_bytes()
-        for damaged in (b"", kept[:20], kept[:-8], b"x" * len(kept)):
-            file.write_bytes(damaged)
-            with pytest.raises((ValueError, OSError)):
-                Replay.load(tmp_path, envs)
-        file.write_bytes(kept)
-        again = Replay.load(tmp_path, envs)  # nothing is left of what has failed
-        assert reference.check_all(again)
-
-
-@pytest.mark.deep
-def test_a_folder_whose_description_is_another(tmp_path):
-    with ShmVectorEnv(numbered(2), num_workers=1) as envs:
-        replay, reference, caller = watched(envs, 100, seed=0)
-        caller.reset(seed=0)
-        played(caller, "lockstep", 20)
-        replay.save(tmp_path)
-        replay.close()
-        for content in (b"[]", b"{}", b"null", b'{"format": 1}', b"\xff\xfe"):
-            (tmp_path / "replay.json").write_bytes(content)
-            with row(content), pytest.raises(ValueError):
-                Replay.load(tmp_path, envs)
-        watched(envs, 100)[0].close()
-
-
-@pytest.mark.deep
 def test_the_memory_of_a_replay_is_sealed():
     """A worker that shortened it would end the program."""
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
@@ -846,9 +759,10 @@ def test_a_folder_whose_description_has_other_numbers(tmp_path):
                 file.write_text(json.dumps(whole | {name: value}))
                 with pytest.raises(ValueError, match="is damaged|with other observations"):
                     Replay.load(tmp_path, envs)
-        file.write_text("[" * 100_000)
-        with pytest.raises(ValueError, match="is damaged"):
-            Replay.load(tmp_path, envs)
+        for content in (b"[" * 100_000, b"[]", b"{}", b"null", b'{"format": 1}', b"\xff\xfe"):
+            file.write_bytes(content)
+            with row(content), pytest.raises(ValueError):
+                Replay.load(tmp_path, envs)
         file.write_text(json.dumps(whole))
         again = Replay.load(tmp_path, envs)  # nothing is left of what has failed
         assert reference.check_all(again)
@@ -994,67 +908,6 @@ def test_actions_that_do_not_fit_their_space(workers):
                     reference.forget([env])
             caller.saw(range(2), actions, results)
             assert reference.check_all(replay)
-
-
-@pytest.mark.deep
-def test_two_vector_envs_have_their_own():
-    with (
-        ShmVectorEnv(numbered(2), num_workers=1) as envs,
-        ShmVectorEnv(numbered(2, "image"), num_workers=0) as others,
-    ):
-        first, second = watched(envs, 80, seed=0), watched(others, 80, seed=0)
-        for _, _, caller in (first, second):
-            caller.reset(seed=0)
-        for _ in range(3):
-            for replay, reference, caller in (first, second):
-                played(caller, "lockstep", 12)
-                assert reference.check_all(replay)
-        first[0].close()
-        played(second[2], "lockstep", 12)
-        assert second[1].check_all(second[0])
-
-
-@pytest.mark.deep
-def test_threads_that_sample_at_the_same_time():
-    """Each has a batch of its own, of its own size."""
-    script = run_script("""
-        import threading, time
-        from functools import partial
-        from replay_reference import Numbered, assert_whole
-        from shmvec import Replay, ShmVectorEnv
-
-        def learn(size):
-            try:
-                for _ in range(300):
-                    batch = replay.sample(size)
-                    assert len(batch.observations) == len(batch.indices) == size
-                    assert_whole(batch)
-                    replay.update_priorities(batch.indices, batch.rewards + 1)
-                done.append(size)
-            except BaseException as error:
-                print(repr(error), flush=True)
-
-        fns = [partial(Numbered, index, lengths=(50,)) for index in range(2)]
-        with ShmVectorEnv(fns, num_workers=1) as envs:
-            replay = Replay(envs, 400, seed=0, prioritized=0.6)
-            envs.reset(seed=0)
-            for _ in range(150):
-                envs.step([3, 4])
-            done = []
-            threads = [threading.Thread(target=learn, args=(size,)) for size in (5, 3000)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            replay.close()
-        print(sorted(done))
-    """)
-    try:
-        script.wait(DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        script.kill()
-    out, err = script.communicate()
-    assert script.returncode == 0 and out == "[5, 3000]\n", out + err[-2000:]
 
 
 @pytest.mark.deep
@@ -1492,25 +1345,6 @@ def test_a_loaded_replay_draws_what_the_saved_one_draws(
         reference.check_all(replay)
 
 
-@pytest.mark.deep
-def test_a_loaded_replay_goes_on(tmp_path):
-    with ShmVectorEnv(numbered(2), num_workers=1) as envs:
-        replay, reference, caller = watched(envs, 60, n_step=2, seed=0)
-        caller.reset(seed=0)
-        for turn in range(4):
-            played(caller, "lockstep", 17)
-            there = reference.check_all(replay)
-            replay.save(tmp_path / str(turn))
-            replay.close()
-            replay = Replay.load(tmp_path / str(turn), envs)
-            assert reference.check_all(replay) == there
-            reference.forget()
-            if turn % 2:
-                caller.reset()
-        played(caller, "lockstep", 12)
-        reference.check_all(replay)
-
-
 LEARNER = """
 import sys
 from functools import partial
@@ -1726,7 +1560,7 @@ def test_bad_priorities():
 
 def test_folders_that_do_not_load(tmp_path):
     with ShmVectorEnv(numbered(2), num_workers=1) as envs:
-        replay, reference, caller = watched(envs, 100, seed=0)
+        replay, reference, caller = watched(envs, 100, prioritized=0.6, seed=0)
         caller.reset(seed=0)
         played(caller, "lockstep", 20)
         replay.save(tmp_path / "saved")

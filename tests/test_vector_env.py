@@ -1,7 +1,6 @@
 """ShmVectorEnv: results equal SyncVectorEnv's whatever the workers, and its lifecycle."""
 
 import gc
-import pickle
 import sys
 import warnings
 import weakref
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from envs import Counter, Spaces
 from equality import assert_equals_sync, assert_same_steps
-from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import SyncVectorEnv
 from tables import deep, first
 
@@ -148,30 +146,6 @@ def test_asking_for_an_attribute_that_is_missing_is_cheap(num_workers):
         assert envs.get_attr("listed") == (0,)
 
 
-@pytest.mark.deep
-def test_a_long_result_does_not_block():
-    """Larger than any pipe's buffer, from both workers at once."""
-    envs = ShmVectorEnv(fns(9, 9), num_workers=2)
-    envs.set_attr("blob", [b"a" * 3_000_000, b"b" * 3_000_000])
-    first, second = envs.get_attr("blob")
-    assert first == b"a" * 3_000_000 and second == b"b" * 3_000_000
-    envs.close()
-
-
-@pytest.mark.deep
-def test_an_overridden_add_info_is_used():
-    class ListEnv(ShmVectorEnv):
-        def _add_info(self, vector_infos, env_info, env_num):
-            vector_infos.setdefault("seen", []).append((env_num, dict(env_info)))
-            return vector_infos
-
-    envs = ListEnv(fns(9, 9, 9), num_workers=2)
-    envs.reset(seed=1)
-    infos = envs.step([1, 2, 3])[4]
-    assert infos == {"seen": [(i, {"count": 1, "action": i + 1}) for i in range(3)]}
-    envs.close()
-
-
 @pytest.mark.parametrize("num_workers", [2, *deep(0)])
 def test_copies_are_the_users(num_workers):
     envs = ShmVectorEnv(fns(9, 9), num_workers=num_workers)
@@ -284,34 +258,6 @@ def test_views_of_nested_observations_outlive_the_env():
     assert (observations["a"] == kept).all()
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_close(num_workers):
-    envs = ShmVectorEnv(fns(9, 9), num_workers=num_workers)
-    envs.reset()
-    processes = envs.processes
-    envs.close()
-    assert envs.closed and not any(process.is_alive() for process in processes)
-    envs.close()
-    for use in (
-        envs.reset,
-        lambda: envs.step([0, 0]),
-        lambda: envs.call("length"),
-        lambda: envs.get_attr("length"),
-        lambda: envs.set_attr("length", 1),
-        envs.render,
-    ):
-        with pytest.raises(ClosedEnvironmentError, match="after a call to `close"):
-            use()
-
-
-@pytest.mark.deep
-def test_close_without_reset_and_with_terminate():
-    ShmVectorEnv(fns(9, 9), num_workers=2).close()
-    ShmVectorEnv(fns(9, 9), num_workers=2).close(terminate=True)
-    ShmVectorEnv(fns(9, 9), num_workers=2).close(timeout=10)
-
-
 def test_make_vec():
     envs = shmvec.make_vec("CartPole-v1", num_envs=3, vector_kwargs={"num_workers": 2})
     assert envs.num_envs == 3 and envs.num_workers == 2
@@ -421,32 +367,6 @@ def test_an_action_space_may_be_of_the_other_byte_order(num_workers):
         actions = envs.get_attr("actions")[env]
         assert [action.tolist() for action in actions] == [row] * 4
         assert [str(action.dtype) for action in actions] == ["float32"] * 2 + ["float64", "float32"]
-    envs.close()
-
-
-@pytest.mark.deep
-def test_actions_are_the_envs_to_keep():
-    """An env may store its action: the next step must not change it."""
-    box = gym.spaces.Box(-1, 1, (2,), np.float32)
-    envs = ShmVectorEnv([lambda: Spaces(gym.spaces.Discrete(3), box, 99)] * 2, num_workers=1)
-    envs.reset()
-    for value in (0.25, 0.5, 0.75):
-        envs.step(np.full((2, 2), value, np.float32))
-    assert [[a[0] for a in env] for env in envs.get_attr("actions")] == [[0.25, 0.5, 0.75]] * 2
-    envs.close()
-
-
-@pytest.mark.deep
-def test_env_fns_travel_by_cloudpickle():
-    local = {"length": 4}
-
-    def make():
-        return Counter(local["length"])
-
-    with pytest.raises((pickle.PicklingError, AttributeError)):
-        pickle.dumps(make)
-    envs = ShmVectorEnv([make] * 2, num_workers=2, context="spawn")
-    assert envs.get_attr("length") == (4, 4)
     envs.close()
 
 

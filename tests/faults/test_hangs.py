@@ -189,15 +189,6 @@ def test_no_workers_do_not_hang(gate, caplog):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "bad, error", [(-1, ValueError), (float("nan"), ValueError), ("x", TypeError)]
-)
-def test_bad_numbers(bad, error, gate):
-    with pytest.raises(error, match="hang_warning_s"):
-        ShmVectorEnv([partial(Hanging, str(gate))], hang_warning_s=bad)
-
-
-@pytest.mark.deep
 def test_by_the_environment(gate, opening, monkeypatch):
     def once(soon):
         monkeypatch.setenv("SHMVEC_HANG_WARNING_S", str(soon))
