@@ -97,12 +97,3 @@ class Words(Walk):
     def step_with_dt(self, action, dt=1):
         self.count += len(action) * dt
         return self.observe(), 1, self.count >= 100, False, {"n_step": dt, "dt": dt}
-
-
-class Raises(Walk):
-    """Raises the exception given."""
-
-    def step(self, action, **others):
-        if action[0] == 1:
-            raise LookupError("lost")
-        return super().step(action, **others)

@@ -23,7 +23,7 @@ from actorcritic_envs import (
     wait_for,
 )
 from echoing import is_lost
-from envs import Counter, Failing, Scripted, Spaces
+from envs import Counter, Scripted, Spaces
 from equality import equal, same
 from gymnasium.utils.env_checker import check_env
 from hypothesis import HealthCheck, given, settings
@@ -49,15 +49,6 @@ def test_create_subprocess_envs_builds_all_in_parallel(tmp_path):
 
     with multi_env([partial(build, i) for i in range(3)]):
         assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2"}
-
-
-@pytest.mark.deep
-def test_handles_may_be_of_different_envs():
-    envs = create_subprocess_envs([Counter, partial(Counter, size=5)])
-    for env, size in zip(envs, (4, 5), strict=True):
-        with closing(env):
-            assert env.observation_space.shape == (size,)
-            assert env.reset()[0].shape == (size,)
 
 
 # ---- SubprocessEnv.start / initialize --------------------------------------------------------
@@ -124,25 +115,6 @@ def test_using_an_env_after_close_is_an_error(name, use):
 def test_initialize_before_start_says_so():
     with pytest.raises(ValueError, match=r"Call 'start\(\)' before 'initialize\(\)'"):
         SubprocessEnv(Counter).initialize()
-
-
-@pytest.mark.deep
-def test_an_env_that_could_not_be_built_may_be_started_again(tmp_path):
-    def at_second_try():
-        if not (tmp_path / "tried").exists():
-            (tmp_path / "tried").touch()
-            raise OSError("busy")
-        return Counter()
-
-    with closing(SubprocessEnv(at_second_try)) as env:
-        env.start()
-        with pytest.raises(OSError, match="busy"):
-            env.initialize()
-        with pytest.raises(ValueError, match="not started"):
-            env.initialize()
-        env.start()
-        env.initialize()
-        assert env.reset()[1] == {"reset": 1}
 
 
 # ---- SubprocessEnv.step / reset / render / close, spaces -------------------------------------
@@ -329,27 +301,6 @@ def test_unequal_spaces_raise():
 
 
 @pytest.mark.deep
-def test_unequal_action_spaces_raise():
-    spaces = [gym.spaces.Discrete(2), gym.spaces.Discrete(3)]
-    envs = create_subprocess_envs([partial(Spaces, spaces[0], space) for space in spaces])
-    with closing(envs[0]), closing(envs[1]):
-        with pytest.raises(ValueError, match="action_space of env 1 is Discrete"):
-            MultiEnv(envs)
-
-
-@pytest.mark.deep
-def test_what_is_no_list_of_envs_is_refused():
-    with pytest.raises(ValueError, match="at least one"):
-        MultiEnv([])
-    with pytest.raises(TypeError, match=r"envs\[0\] is a function"):
-        MultiEnv([lambda: Counter()])
-    with pytest.raises(ValueError, match=r"Call 'start\(\)'"):
-        MultiEnv([SubprocessEnv(Counter)])
-    with started(Counter, num_workers=0) as env, pytest.raises(ValueError, match="twice"):
-        MultiEnv([env, Twice(env)])
-
-
-@pytest.mark.deep
 def test_wrong_actions_are_refused_before_anything_is_sent_to_any_of_several_groups():
     envs = [SubprocessEnv(Counter, num_workers=0) for _ in range(2)]
     for env in envs:
@@ -361,18 +312,6 @@ def test_wrong_actions_are_refused_before_anything_is_sent_to_any_of_several_gro
             with pytest.raises((ValueError, TypeError), match="wrong actions"):
                 together.step(actions)
         assert [info["count"] for info in together.step([1, 1])[3]] == [1, 1]
-
-
-@pytest.mark.deep
-def test_wrong_actions_are_refused_before_an_env_is_reset_too():
-    with multi_env([partial(Counter, length=1), Counter], num_workers=0) as envs:
-        envs.reset()
-        envs.step([1, 1])
-        for actions in ([0.5, 1], [1, 0.5]):
-            with pytest.raises(TypeError, match="wrong actions"):
-                envs.step(actions)
-        infos = envs.step([1, 1])[3]
-        assert infos[0]["reset_info"] == {"reset": 2} and infos[1]["count"] == 2
 
 
 @pytest.mark.deep
@@ -425,15 +364,6 @@ def test_reset_comes_with_the_next_step_and_its_observation_is_in_infos(num_work
         assert all("reset_info" not in info for info in envs.step([1, 1, 1])[3])
 
 
-@pytest.mark.deep
-def test_a_reset_by_hand_ends_the_episode_too():
-    with multi_env([partial(Counter, length=1)], num_workers=0) as envs:
-        envs.reset()
-        envs.step([1])
-        envs.reset()
-        assert envs.step([1])[3] == [{"count": 1, "action": 1}]
-
-
 @pytest.mark.parametrize(
     ("terminates", "limit", "expected"), [(2, 2, [False]), *deep((9, 2, [True]), (2, 9, []))]
 )
@@ -470,38 +400,6 @@ def test_wrapped_envs_do_what_they_do_alone():
 
 
 @pytest.mark.deep
-def test_wrapped_envs_raise_as_themselves_with_their_index():
-    env_fns = [Counter, partial(Failing, "step", LookupError("lost"), at=1)]
-    wrapped = [gym.wrappers.FrameStackObservation(e, 2) for e in create_subprocess_envs(env_fns)]
-    with closing(MultiEnv(wrapped)) as envs:
-        envs.reset()
-        with pytest.raises(LookupError, match="lost") as raised:
-            envs.step([0, 0])
-        assert "env 1" in str(raised.value.__cause__)
-        envs.reset()
-        assert envs.step([0, None])[1] == [1, None]
-
-
-@pytest.mark.deep
-def test_a_wrappers_own_error_is_raised_and_the_others_are_stepped():
-    class Fussy(gym.Wrapper):
-        def step(self, action):
-            if action == 3:
-                raise LookupError("not that")
-            return super().step(action)
-
-    with closing(MultiEnv([Fussy(env) for env in create_subprocess_envs(counters(2))])) as envs:
-        envs.reset()
-        with pytest.raises(LookupError, match="not that") as raised:
-            envs.step([1, 3])
-        if hasattr(raised.value, "__notes__"):
-            assert "In env 1 of the MultiEnv" in raised.value.__notes__
-        with pytest.raises(TypeError, match="wrong actions"):
-            envs.step([1, 0.5])
-        assert [info["count"] for info in envs.step([1, 1])[3]] == [3, 1]
-
-
-@pytest.mark.deep
 def test_wrapped_envs_survive_a_death():
     wrapped = [Twice(env) for env in create_subprocess_envs(counters(2))]
     with closing(MultiEnv(wrapped)) as envs:
@@ -510,20 +408,6 @@ def test_wrapped_envs_survive_a_death():
         kill(wrapped[1].env)
         _, rewards, _, _ = envs.step([1, 1])
         assert rewards == [3 + 4, 11 + 12]
-
-
-@pytest.mark.deep
-def test_wrapped_envs_may_be_rendered_and_any_env_will_do():
-    class Renders(gym.Wrapper):
-        def step(self, action):
-            return *super().step(action)[:4], {"frame": self.env.render(), "spec": self.spec}
-
-    make = partial(Mortal, "", "/nowhere")
-    envs = [Renders(env) for env in create_subprocess_envs([make] * 2, num_workers=0)]
-    with closing(MultiEnv([*envs, make()])) as together:
-        together.reset()
-        infos = together.step([1, 1, 1])[3]
-        assert infos == [{"frame": 1, "spec": None}] * 2 + [{"count": 1, "action": 1}]
 
 
 @pytest.mark.deep

@@ -1,8 +1,6 @@
 """actorcritic's MultiEnv and SubprocessEnv: deaths, hangs, exceptions, and their end."""
 
 import multiprocessing
-import os
-import signal
 import time
 from contextlib import closing
 from functools import partial
@@ -88,17 +86,6 @@ def test_a_death_after_the_end_of_an_episode_loses_nothing_but_is_visible():
         assert [observation[0] for observation in observations] == [1, 1]
         assert ["fault" in info for info in infos] == [True, False]
         assert infos[0]["reset_observation"][0] == 0
-
-
-def test_envs_that_share_a_process_are_recreated_together():
-    with multi_env(counters(3), num_workers=2, faults=AGAIN) as envs:
-        envs.reset()
-        envs.step([1, 1, 1])
-        os.kill(envs.envs[0].group.exchange.processes[0].pid, signal.SIGKILL)
-        observations, _, _, infos = envs.step([1, None, 1])
-        assert [observations[0][0], observations[2][0]] == [1, 2]
-        assert "fault" in infos[0] and "fault" not in infos[2]
-        assert "fault" in envs.step([None, 1, None])[3][1]
 
 
 def test_nothing_is_recreated_on_ctrl_c():
@@ -209,38 +196,3 @@ def test_close_raises_what_an_env_raises_after_all_are_closed(tmp_path):
         envs.close()
     assert (tmp_path / "log").read_text() == "closed\n"
     assert not multiprocessing.active_children()
-
-
-# ---- the original's faults -------------------------------------------------------------------
-
-
-def test_an_exception_names_the_env_by_its_place_in_the_multi_env():
-    envs = [
-        SubprocessEnv(env_fn, num_workers=0)
-        for env_fn in (Counter, Counter, partial(Failing, "reset", KeyError("lost"), at=1))
-    ]
-    for env in envs:
-        env.start()
-        env.initialize()
-    with closing(MultiEnv(envs)) as together:
-        with pytest.raises(KeyError, match="lost") as raised:
-            together.reset()
-        assert "In reset() of env 2" in str(raised.value.__cause__)
-
-
-def test_an_exception_in_the_reset_of_a_dead_subprocess_is_raised():
-    class Once(Counter):
-        def reset(self, **kwargs):
-            if os.environ.get("SHMVEC_TEST_SECOND"):
-                raise LookupError("gone")
-            return super().reset(**kwargs)
-
-    with started(Once, faults=AGAIN) as env:
-        env.reset()
-        os.environ["SHMVEC_TEST_SECOND"] = "1"  # the next process inherits it
-        try:
-            kill(env)
-            with pytest.raises(LookupError, match="gone"):
-                env.step(1)
-        finally:
-            del os.environ["SHMVEC_TEST_SECOND"]

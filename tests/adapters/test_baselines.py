@@ -14,14 +14,12 @@ import numpy as np
 import pytest
 from envs import Counter, Failing, Scripted, Spaces
 from equality import equal, same
-from gymnasium.error import ClosedEnvironmentError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import infos, leaves
 from tables import deep
 
 from shmvec import FaultPolicy
-from shmvec.adapters import baselines
 from shmvec.adapters.baselines import AlreadySteppingError, NotSteppingError, SubprocVecEnv
 
 SPLITS = pytest.mark.parametrize(
@@ -374,37 +372,6 @@ def test_rendering_says_what_is_wrong():
         with pytest.raises(AlreadySteppingError, match="get_images"):
             venv.get_images()
         venv.step_wait()
-
-
-@pytest.mark.deep
-def test_a_window_without_pygame_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pygame", None)
-    with vec_env(pictures((2, 3, 3)), num_workers=0) as venv:
-        with pytest.raises(ImportError, match="pip install pygame"):
-            venv.render()
-        assert venv.render("rgb_array").shape == (2, 3, 3)
-
-
-@pytest.mark.deep
-def test_tile_images_is_here_too():
-    assert baselines.tile_images([np.zeros((2, 2))] * 3).shape == (4, 4, 3)
-
-
-# ---- close -----------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-def test_use_after_close_is_an_error():
-    venv = SubprocVecEnv(counters(2), num_workers=0)
-    venv.close()
-    for use in (
-        lambda: venv.step_async([0, 0]),
-        venv.step_wait,
-        venv.get_images,
-        lambda: venv.render("rgb_array"),
-    ):
-        with pytest.raises(ClosedEnvironmentError, match="SubprocVecEnv after calling close"):
-            use()
 
 
 # ---- processes -------------------------------------------------------------------------------

@@ -248,39 +248,6 @@ def test_reset_waits_for_envs_in_flight_and_drops_their_steps():
 
 
 @pytest.mark.deep
-def test_reset_during_an_automatic_reset_comes_after_it():
-    door = gate()
-    with manager(env_fns=obedient(2, gate=door), num_workers=2) as envs:
-        envs.launch()
-        door.set()
-        envs.reset({0: {"stat": "gate"}})
-        door.clear()
-        envs.step({0: END, 1: 0})
-        assert envs.env_states[0] is EnvState.RESET
-        door.set()
-        envs.reset({0: {"stat": None}})
-        assert envs.stats[0] == [None, "gate", "gate", None]
-        assert envs.env_states[0] is EnvState.RUN
-
-
-@pytest.mark.deep
-def test_launch_that_fails_can_be_repeated():
-    def broken():
-        raise OSError("no simulator")
-
-    with manager(env_fns=[Obedient, broken]) as envs:
-        with pytest.raises(OSError, match="no simulator"):
-            envs.launch()
-        assert envs.closed
-    with manager(num_envs=2, retry_waiting_time=0) as envs:
-        with pytest.raises(RuntimeError, match="Env 1 reset has exceeded"):
-            envs.launch({0: {}, 1: {"stat": "error"}})
-        assert envs.closed and set(envs.env_states.values()) == {EnvState.VOID}
-        envs.launch()
-        assert envs.ready_env == [0, 1]
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize("call", ["launch", "reset"])
 @pytest.mark.parametrize(
     ("param", "error", "message"),
@@ -476,17 +443,6 @@ def test_ready_imgs_with_a_render_mode():
             _ = closed.ready_imgs
 
 
-@pytest.mark.deep
-def test_ready_imgs_takes_the_last_of_a_list_of_frames():
-    def make():
-        return gym.wrappers.RenderCollection(Obedient(3, render_mode="rgb_array"))
-
-    with manager(env_fns=[make]) as envs:
-        envs.launch()
-        envs.step({0: 0})
-        assert (envs.ready_imgs[0] == 31).all()
-
-
 # ---- step ------------------------------------------------------------------------------------
 
 
@@ -506,21 +462,6 @@ def test_step_returns_timesteps_by_env_id(kind, num_workers):
         assert step.obs[:3].tolist() == [0, 1, 1] and step.reward == 3.0 and step.done is False
         assert same(envs.ready_obs[0], step.obs)
         assert envs.asked == [1, 0, 1, 0]
-
-
-@pytest.mark.deep
-def test_info_is_what_the_env_returned():
-    """A batch of infos would have one dtype for all envs."""
-    with manager() as envs:
-        envs.launch()
-        infos = [step.info for step in envs.step(dict.fromkeys(range(4), 0)).values()]
-        assert infos == [
-            {"count": 1, "ratio": 0.5},
-            {"count": 1, "ratio": 1},
-            {"count": 1, "ratio": 0.5},
-            {"count": 1, "ratio": 1},
-        ]
-        assert [type(info["ratio"]) for info in infos] == [float, int, float, int]
 
 
 class Both(Obedient):

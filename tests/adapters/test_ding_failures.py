@@ -180,17 +180,6 @@ def test_env_fns_that_fail_on_renewal_end_after_some_tries(tmp_path):
         assert usable(envs)
 
 
-@pytest.mark.deep
-def test_renewals_of_a_long_run_are_not_too_many():
-    with manager(num_envs=1, max_retry=1, step_timeout=5) as envs:
-        envs.launch()
-        for _ in range(15):
-            with pytest.raises(WorkerCrashError):
-                envs.step({0: KILL})
-            envs.reset()
-        assert list(envs.step({0: 0})) == [0]
-
-
 # ---- a failing step follows the fault policy -------------------------------------------------
 
 
@@ -297,17 +286,6 @@ def test_reset_timeout_is_tried_again(tmp_path):
         envs.launch({0: stat, 1: {}})
         assert envs.env_states == {0: RUN, 1: RUN}
         assert envs.seeds == [[5], [6]]  # the new process's too: renewal keeps the seed
-
-
-@pytest.mark.deep
-def test_reset_timeout_too_often_is_an_error():
-    with manager(num_envs=2, max_retry=2, reset_timeout=0.2) as envs:
-        envs.launch()
-        with pytest.raises(RuntimeError, match=r"Env 1 .*retries\(2\)") as caught:
-            envs.reset({0: {}, 1: {"stat": "hang"}})
-        assert isinstance(caught.value.__cause__, EnvTimeoutError)
-        assert caught.value.__cause__.operation == "reset"
-        assert usable(envs)
 
 
 @pytest.mark.deep

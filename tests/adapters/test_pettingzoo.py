@@ -247,33 +247,6 @@ def test_calls_attributes_and_render(num_workers):
             envs.get_attr("nothing")
 
 
-class Wrapped:
-    """As PettingZoo's wrappers: what they have not, the env inside has."""
-
-    def __init__(self, env):
-        self.env = env
-
-    def __getattr__(self, name):
-        return getattr(self.__dict__["env"], name)
-
-
-@pytest.mark.deep
-def test_attributes_are_set_where_they_are():
-    made = []
-
-    def make():
-        made.append(Wrapped(Band()))
-        return made[-1]
-
-    with vector_env([make] * 2, num_workers=0) as envs:
-        envs.set_attr("episode", [5, 6])
-        envs.set_attr("new", 1)
-        assert [one.env.episode for one in made] == [5, 6]
-        assert [vars(one).keys() for one in made] == [{"env": 0, "new": 0}.keys()] * 2
-        envs.reset()
-        assert envs.get_attr("episode") == (6, 7)
-
-
 # ---- masks and partial batches -----------------------------------------------------------------
 
 
@@ -417,17 +390,6 @@ def test_an_episode_that_is_over_must_be_reset_if_nobody_does():
         envs.step(sampled(envs))
 
 
-@pytest.mark.deep
-def test_the_first_reset_may_be_of_some_envs():
-    with vector_env() as envs:
-        mask = np.array([True, False, True, False])
-        envs.reset(options={"reset_mask": mask})
-        assert envs.alive["bob"].tolist() == [True, False, True, False]
-        with pytest.raises(ResetNeeded, match=r"envs \[1, 3\]"):
-            envs.step(sampled(envs))
-        assert envs.step(sampled(envs), mask=mask)[1]["bob"].shape == (4,)
-
-
 # ---- envs that do not fit ----------------------------------------------------------------------
 
 
@@ -447,13 +409,6 @@ class Stranger(Band):
         else:
             results[index.index(self.where)]["dan"] = {} if self.where == "infos" else 0
         return results
-
-
-class Silent(Band):
-    def step(self, actions):
-        observations, *rest = super().step(actions)
-        observations.pop("bob", None)
-        return observations, *rest
 
 
 @pytest.mark.deep
@@ -484,17 +439,6 @@ def test_what_is_no_parallel_env():
 
 
 @pytest.mark.deep
-def test_a_parallel_env_without_possible_agents_raises_what_is_missing():
-    def make():
-        env = Band()
-        del env.possible_agents
-        return env
-
-    with pytest.raises(TypeError, match="a Band without possible_agents.*set it to their names"):
-        ParallelVectorEnv([make])
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize(
     "where", ["observations", "rewards", "terminations", "truncations", "infos", "agents"]
 )
@@ -507,14 +451,6 @@ def test_agents_that_there_cannot_be(where):
     with vector_env([make], num_workers=0) as envs:
         envs.reset()
         with pytest.raises(ValueError, match="agent 'dan' that is not in possible_agents"):
-            envs.step(sampled(envs))
-
-
-@pytest.mark.deep
-def test_an_agent_that_is_alive_needs_an_observation():
-    with vector_env([Silent], num_workers=0) as envs:
-        envs.reset()
-        with pytest.raises(ValueError, match="'bob' is alive and has got no observation"):
             envs.step(sampled(envs))
 
 
@@ -565,27 +501,6 @@ def test_an_env_without_agents_goes_on_with_those_it_tells_something():
             envs.step(sampled(envs))
             assert envs.alive["ann"].tolist() == [alive] * 2
             assert envs.alive["bob"].all() and not envs.alive["cid"].any()
-
-
-@pytest.mark.deep
-def test_agents_may_have_names_that_are_no_strings():
-    class Numbered(Band):
-        def __init__(self):
-            super().__init__([{0: (0, 2), (1, 2): (0, 3)}], agents=(0, (1, 2)))
-
-        def observation_space(self, agent):
-            return SEEN["ann"]
-
-        def action_space(self, agent):
-            return DONE["ann"]
-
-    with vector_env([Numbered] * 2) as envs:
-        observations, infos = envs.reset()
-        assert list(observations) == [0, (1, 2)]
-        assert infos[0]["episode"].tolist() == [0, 0]
-        rewards = envs.step({0: [1, 2], (1, 2): [0, 1]})[1]
-        assert rewards[0].tolist() == [2, 3]
-        assert rewards[1, 2].tolist() == [1, 2]
 
 
 class Listing(Band):

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
-from plangym_envs import Fickle, Raises, Walk, Words
+from plangym_envs import Fickle, Walk, Words
 from tables import deep
 
 from shmvec.adapters.plangym import GymnasiumEnv, ParallelEnv, make
-from shmvec.faults import FaultPolicy
 from shmvec.planning import StateAccess
 
 WORKERS = pytest.mark.parametrize("n_workers", [2, *deep(0)])
@@ -85,19 +84,6 @@ def test_types_are_those_of_plangym():
 
 
 @pytest.mark.deep
-def test_infos_of_reset_and_of_steps_are_the_envs_own():
-    with parallel(counting, n_workers=1) as env:
-        assert env.reset()[-1] == {"reset": 2}
-        assert type(env.reset()[-1]["reset"]) is int
-        *_, infos = env.step_batch([3, 1], dt=[1, 2])
-        assert infos == [
-            {"count": 1, "action": 3, "n_step": 1, "dt": 1},
-            {"count": 3, "action": 1, "n_step": 2, "dt": 2},
-        ]
-        assert [type(info["count"]) for info in infos] == [int, int]
-
-
-@pytest.mark.deep
 def test_none_for_each_state_is_no_states():
     with parallel(Walk) as env:
         env.reset()
@@ -144,14 +130,6 @@ def test_the_state_after_the_last_step_is_the_terminal_one():
 
 
 @pytest.mark.deep
-def test_actions_reach_the_env_with_their_dtype():
-    with parallel(Walk, n_workers=1) as env:
-        for dtype in (np.float32, np.float64):
-            *_, infos = env.step_batch([np.zeros(2, dtype)] * 2)
-            assert [info["double"] for info in infos] == [dtype is np.float64] * 2
-
-
-@pytest.mark.deep
 @WORKERS
 def test_envs_without_spaces(n_workers):
     with parallel(Words, n_workers=n_workers) as env:
@@ -190,29 +168,6 @@ def test_dt_that_is_no_number_of_steps():
                 env.step_batch(actions, dt=dt)
         with closing(GymnasiumEnv("CartPole-v1")) as alone, pytest.raises(ValueError, match="dt"):
             alone.step_with_dt(0, dt=0)
-
-
-@pytest.mark.deep
-def test_an_error_names_the_row():
-    with parallel(Raises) as env:
-        actions = np.zeros((4, 2))
-        actions[2] = 1
-        with pytest.raises(LookupError, match="lost") as raised:
-            env.step_batch(actions)
-        assert any("row 2" in note for note in raised.value.__notes__)
-        assert len(env.step_batch(actions[:2])[0]) == 2
-
-
-@pytest.mark.deep
-def test_worker_options_are_those_of_planning():
-    policy = FaultPolicy(on_error="reset", max_restarts=9)
-    with parallel(Raises, worker_options={"faults": policy}) as env:
-        state, *_ = env.reset()
-        actions = np.zeros((4, 2))
-        actions[3] = 1
-        *_, truncateds, infos = env.step_batch(actions, [state] * 4)
-        assert truncateds == [False, False, False, True]
-        assert infos[3]["fault"]["type"] == "LookupError"
 
 
 # ---- the env of this process, and states -----------------------------------------------------
@@ -324,19 +279,6 @@ def test_an_env_that_is_forgotten_closes_itself():
     del env
     gc.collect()
     assert not multiprocessing.active_children()
-
-
-@pytest.mark.deep
-def test_errors_of_the_constructor_are_the_envs():
-    def fails(**_):
-        raise LookupError("no such game")
-
-    with pytest.raises(LookupError, match="no such game"):
-        ParallelEnv(fails, "x", n_workers=1)
-    env = ParallelEnv(fails, "x", n_workers=1, delay_setup=True)
-    with pytest.raises(LookupError, match="no such game"):
-        _ = env.obs_shape
-    env.close()
 
 
 @pytest.mark.deep
@@ -480,32 +422,6 @@ def test_pictures():
         assert env.img_shape is None
         with pytest.raises(RuntimeError, match="Cannot get image when render_mode=None"):
             env.get_image()
-
-
-@pytest.mark.deep
-def test_grey_is_what_pillow_makes_of_it():
-    image = pytest.importorskip("PIL.Image")
-    frames = np.random.default_rng(0).integers(0, 256, (20, 20, 3), np.uint8)
-
-    class Draws(Counter):
-        render_mode = "rgb_array"
-
-        def render(self):
-            return frames
-
-    with closing(GymnasiumEnv("x", env_fn=Draws, obs_type="grayscale")) as env:
-        grey = env.reset()[1]
-        np.testing.assert_array_equal(grey, np.asarray(image.fromarray(frames).convert("L")))
-
-
-@pytest.mark.deep
-def test_a_closed_gymnasium_env_is_built_anew():
-    with closing(GymnasiumEnv("CartPole-v1", delay_setup=True)) as env:
-        first = env.gym_env
-        env.close()
-        assert env.gym_env is not first
-        assert env.metadata["render_fps"] == 50 and env.reward_range is None
-        assert repr(env) == str(env) and env.unwrapped is env
 
 
 @pytest.mark.deep

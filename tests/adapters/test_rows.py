@@ -147,20 +147,6 @@ def test_rows_receive_what_their_agents_do(num_workers, mode):
             assert_rows(results, [one.step(a) for one, a in zip(alone, per_env, strict=True)])
 
 
-@pytest.mark.deep
-def test_rows_wear_gymnasiums_wrappers():
-    with herd(autoreset_mode="SameStep") as envs:
-        rows = gym.wrappers.vector.RecordEpisodeStatistics(envs.as_rows(), stats_key="stats")
-        rows.reset(seed=0)
-        lengths = []
-        for _ in range(5):
-            *_, infos = rows.step(np.ones(12, np.int64))
-            if "stats" in infos:
-                lengths += infos["stats"]["l"][infos["_stats"]].tolist()
-        # Rows of an env end together: after 4, 5, 2 and again 4.
-        assert sorted(lengths) == [2] * 3 + [4] * 6 + [5] * 3
-
-
 class Rich(Herd):
     seen = spaces.Dict(
         a=spaces.Box(0, 1, (2,), np.float64),

@@ -451,15 +451,6 @@ def test_has_attr():
 
 
 @pytest.mark.deep
-def test_an_attribute_that_cannot_be_pickled_is_an_error_and_no_end():
-    with vec_env(Asked) as env:
-        with pytest.raises(RuntimeError, match="inheritance"):
-            env.get_attr("lock")
-        env.reset()
-        env.step([0] * NUM_ENVS)
-
-
-@pytest.mark.deep
 def test_methods_of_any_name_can_be_called():
     with vec_env(Asked) as env:
         env.reset()
@@ -526,14 +517,6 @@ def test_reset_cancels_a_step():
             assert env.reset_infos == [{"reset": 2 + turn}] * NUM_ENVS
             observations, _, _, infos = env.step([0] * NUM_ENVS)
             assert observations[:, 0].tolist() == [1] * NUM_ENVS and infos[0]["count"] == 1
-
-
-@pytest.mark.deep
-def test_reset_cancels_a_step_that_fails():
-    with vec_env([Counter, partial(Failing, "step", ValueError("lost"), at=1)]) as env:
-        env.reset()
-        env.step_async([0, 0])
-        assert env.reset()[:, 0].tolist() == [0, 0]
 
 
 # ---- faults of the original ------------------------------------------------------------------

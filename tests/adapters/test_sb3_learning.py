@@ -262,10 +262,7 @@ WRAPPERS = {
     "VecMonitor": (short_cartpole, VecMonitor),
     "VecFrameStack": (short_cartpole, lambda env: VecFrameStack(env, 3)),
     "VecCheckNan": (short_cartpole, lambda env: VecCheckNan(env, raise_exception=True)),
-    "VecTransposeImage": (Image, VecTransposeImage),
     "VecFrameStack, images": (Image, lambda env: VecFrameStack(VecTransposeImage(env), 2)),
-    "VecFrameStack, dicts": (lambda: Image(True), lambda env: VecFrameStack(env, 2)),
-    "VecTransposeImage, dicts": (lambda: Image(True), VecTransposeImage),
     "VecExtractDictObs": (lambda: Image(True), lambda env: VecExtractDictObs(env, "vec")),
     "VecNormalize, dicts": (
         lambda: Image(True),

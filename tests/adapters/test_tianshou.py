@@ -1,7 +1,6 @@
 """Tianshou's vector env: each row of its interface. Tianshou need not be installed."""
 
 import inspect
-import time
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from processes import run_script
 from tables import deep
 from tianshou_or_stand_in import ShmemVectorEnv, SubprocVectorEnv, TianshouVectorEnv, tianshou
-from walks import DEADLINE, GATED, LEFT, RIGHT, Gate, Thing, Walk, walks
+from walks import GATED, LEFT, RIGHT, Gate, Thing, Walk, walks
 
 from shmvec import FaultPolicy
 
@@ -111,17 +110,6 @@ def test_step_action_id(num_workers):
             assert terminated.tolist() == [env == 0 for env in chosen]
             assert not truncated.any()
             assert ids_of(infos) == chosen
-
-
-@pytest.mark.deep
-def test_step_of_nobody():
-    with vector_env(walks()) as envs:
-        envs.reset()
-        observations, rewards, terminated, truncated, infos = envs.step([], [])
-        assert observations.shape == (0, 1)
-        assert len(rewards) == len(terminated) == len(truncated) == len(infos) == 0
-        assert len(envs.reset([])[1]) == 0
-        assert envs.get_env_attr("index", []) == []
 
 
 @pytest.mark.deep
@@ -431,15 +419,6 @@ def test_timeout():
 
 
 @pytest.mark.deep
-def test_after_the_timeout_at_least_one_is_waited_for():
-    with gated(timeout=0.001) as (envs, gates):
-        envs.reset()
-        gates[1].set()
-        *_, infos = envs.step([GATED, GATED], [0, 1])
-        assert ids_of(infos) == [1]
-
-
-@pytest.mark.deep
 def test_the_envs_of_which_results_are_waited_for_can_be_named():
     """Without that an AsyncCollector could not reset envs while two of them are stepping."""
     with gated(wait_num=1) as (envs, gates):
@@ -501,23 +480,6 @@ def test_others_can_be_reset_and_asked_meanwhile():
         assert ids_of(infos) == [0] and observations.tolist() == [[8]]
 
 
-@pytest.mark.deep
-def test_results_that_come_during_a_reset_are_kept():
-    with gated(wait_num=1) as (envs, gates):
-        envs.reset()
-        *_, infos = envs.step([RIGHT, GATED, GATED, GATED])
-        gates[2].set()
-        gates[3].set()
-        gates[0].set()
-        observations, _ = envs.reset([0], seed=GATED)
-        assert observations.tolist() == [[0]]
-        got = []
-        while len(got) < 2:
-            got += ids_of(envs.step(None)[4])
-        assert sorted(got) == [2, 3]
-        assert envs.waiting_id == [1]
-
-
 def test_an_env_that_raises_can_be_reset_while_others_step():
     with gated((1, 100, 100, 100), wait_num=1) as (envs, gates):
         envs.reset()
@@ -529,49 +491,6 @@ def test_an_env_that_raises_can_be_reset_while_others_step():
         *_, infos = envs.step(None)
         assert ids_of(infos) == [1]
         assert envs.reset([0])[0].tolist() == [[0]]
-
-
-@pytest.mark.deep
-def test_an_env_that_raises_while_another_is_reset_is_raised_by_the_next_step():
-    with gated((1, 100), wait_num=1) as (envs, gates):
-        envs.reset()
-        envs.set_env_attr("index", 1, 0)  # its next step is one after the end
-        *_, infos = envs.step([GATED, RIGHT], [0, 1])
-        assert ids_of(infos) == [1]
-        gates[0].set()
-        deadline = time.monotonic() + DEADLINE
-        while envs.envs.exchange.in_flight(0):
-            assert time.monotonic() < deadline
-            assert envs.reset([1])[0].tolist() == [[0]]
-        with pytest.raises(AssertionError, match="after the end"):
-            envs.step(None)
-        assert envs.waiting_id == []
-        assert envs.reset([0])[0].tolist() == [[0]]
-
-
-class Refuses(Walk):
-    def reset(self, *, seed=None, options=None):
-        if options == "no":
-            raise ValueError(f"{self.size} will not")
-        return super().reset(seed=seed)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("wait_num", [None, 2])
-def test_a_reset_that_was_broken_off_leaves_nothing_behind(wait_num):
-    fns = [lambda size=size: Refuses(size) for size in (7, 8, 9)]
-    with vector_env(fns, wait_num=wait_num) as envs:
-        envs.reset()
-        with pytest.raises(ValueError, match="will not"):
-            envs.reset([0, 2, 1], options="no")
-        with pytest.raises(ValueError, match="9 will not"):
-            envs.reset([2], options="no")
-        assert envs.get_env_attr("size") == [7, 8, 9]
-        envs.reset([0, 2, 1])
-        assert envs.waiting_id == []
-        *_, infos = envs.step([RIGHT] * 3)
-        assert len(infos) >= (wait_num or 3)
-        assert all(info["size"] == info["env_id"] + 7 for info in infos)
 
 
 # ---- faults of the original --------------------------------------------------------------------
@@ -659,19 +578,6 @@ def test_bad_input_is_refused_before_anything_is_sent(num_workers, wait_num):
 def test_bad_options(options, error, message):
     with pytest.raises(error, match=message):
         TianshouVectorEnv(walks(), **options)
-
-
-@pytest.mark.deep
-def test_an_env_whose_episode_is_over_must_be_reset():
-    with vector_env(walks((1, 2))) as envs:
-        envs.reset()
-        envs.step([RIGHT, RIGHT])
-        for call in (lambda: envs.step([RIGHT, RIGHT]), lambda: envs.step([RIGHT], [0])):
-            with pytest.raises(AssertionError):
-                call()
-        assert envs.get_env_attr("index") == [1, 1]
-        envs.reset([0])
-        assert envs.step([RIGHT, RIGHT])[2].tolist() == [True, True]
 
 
 # ---- against envs that are stepped alone -------------------------------------------------------

@@ -1,11 +1,8 @@
 """``Collector(local=True)``: no cluster, no Ray, and nothing left to chance."""
 
 import gc
-import logging
 import sys
 import threading
-import time
-import weakref
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +14,7 @@ from tables import deep
 
 import shmvec
 from shmvec.cluster import Collector
-from shmvec.cluster.crew import LocalCrew, LocalMember, Lost, Node, Packed
+from shmvec.cluster.crew import LocalCrew, LocalMember, Lost, Node
 from shmvec.cluster.fragments import cores_of
 from shmvec.exchange import AutoresetMode
 
@@ -118,30 +115,6 @@ def test_fragments_of_dicts_and_tuples():
     assert fragment.nbytes == 4 * 2 * (8 + 8) + 3 * 2 * 8 + 4 * 2 * (8 + 1 + 1)
 
 
-@pytest.mark.deep
-def test_actions_that_end_with_a_dict_come_with_nothing_besides():
-    class Env(gym.Env):
-        observation_space = gym.spaces.Discrete(99)
-        action_space = gym.spaces.Tuple(
-            [gym.spaces.Discrete(9), gym.spaces.Dict(x=gym.spaces.Discrete(9))]
-        )
-
-        def reset(self, *, seed=None, options=None):
-            return 0, {}
-
-        def step(self, action):
-            return int(action[0] + 10 * action[1]["x"]), 0.0, False, False, {}
-
-    def make_policy(seed):
-        return lambda observations, env_ids: (env_ids, {"x": env_ids + 1})
-
-    make = lambda: shmvec.ShmVectorEnv([Env] * 2, num_workers=1)  # noqa: E731
-    with collector(make, make_policy, fragment_length=2) as made:
-        fragment = next(made)
-    assert fragment.observations[1:].tolist() == [[10, 21]] * 2
-    assert fragment.extras == {}
-
-
 def test_turns_and_versions():
     """Each turn is made with the weights that were set when it was asked for."""
     with collector(num_runners=2, in_flight=2, fragment_length=4) as made:
@@ -208,18 +181,6 @@ def test_what_is_closed_is_closed():
     for call in (lambda: next(made), lambda: made.set_weights({})):
         with pytest.raises(RuntimeError, match="closed"):
             call()
-
-
-@pytest.mark.deep
-def test_closed_it_keeps_neither_weights_nor_what_makes_envs():
-    gc.collect()
-    with collector() as made:
-        made.set_weights(Learner().weights)
-        next(made)
-        kept = [weakref.ref(each) for each in gc.get_objects() if isinstance(each, Packed)]
-    assert len(kept) >= 3
-    gc.collect()
-    assert not [each() for each in kept if each() is not None]
 
 
 @pytest.mark.deep
@@ -340,14 +301,6 @@ def test_what_is_dropped_ends_at_once(monkeypatch):
 
 
 @pytest.mark.deep
-def test_what_was_done_as_ctrl_c_came_is_not_done_again():
-    member, done = LocalMember("a member"), []
-    member.asked(lambda: done.append(1)).call()  # and then came Ctrl-C
-    member.asked(lambda: done.append(2)).result()
-    assert done == [1, 2]
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize(
     ("options", "cpus"),
     [
@@ -383,18 +336,6 @@ def test_shares_of_nodes(monkeypatch, options, cpus):
     with pytest.raises(Enough):
         collector(local=False, **options)
     assert asked == cpus
-
-
-@pytest.mark.deep
-def test_a_log_line(caplog, monkeypatch):
-    with caplog.at_level(logging.INFO, "shmvec.cluster"), collector() as made:
-        next(made)
-        an_hour_later = time.monotonic() + 3600
-        monkeypatch.setattr(time, "monotonic", lambda: an_hour_later)
-        next(made)
-        monkeypatch.undo()
-    assert "runner 0 on this process has started: 3 envs, 1 workers" in caplog.text
-    assert "1 runners, 1 fragments, " in caplog.text
 
 
 # ---- bad input -------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Evaluation on nodes, with nodes that are in this process: what is said when none is left."""
 
-import math
 import time
 from functools import partial
 
@@ -9,7 +8,6 @@ import unplugged
 from short_walks import (
     Alone,
     Broken,
-    Dying,
     Slow,
     Walk,
     Wide,
@@ -56,20 +54,6 @@ def test_a_player_that_is_lost_is_started_again_a_few_times(monkeypatch):
     monkeypatch.setattr(LocalCrew, "ready", lambda crew, tickets, timeout: list(tickets))
     assert shmvec.evaluate("CartPole-v1", balance, 200, num_envs=1, cluster=True).steps > 0
     assert unplugged.TRIED == [*"abbb"]
-
-
-@pytest.mark.deep
-def test_a_node_without_room_is_not_waited_for_at_the_end(monkeypatch):
-    finished, finish = [], LocalMember.finish
-
-    def finishes(member, asked):
-        finished.append(member.where())
-        return finish(member, asked)
-
-    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Two())
-    monkeypatch.setattr(LocalMember, "finish", finishes)  # the second one has not started
-    assert shmvec.evaluate("CartPole-v1", balance, 1, num_envs=1, cluster=True).steps > 0
-    assert len(finished) == 1
 
 
 def test_a_suite_on_nodes_has_the_same_numbers(monkeypatch, tmp_path):
@@ -125,34 +109,6 @@ def test_a_node_that_is_lost_costs_a_suite_what_it_had_under_way(monkeypatch, tm
     for name, more in (("a", 50), ("b", 40)):
         expected = one_after_the_other(lengthened(more), range(3, 15))
         assert rows(result[name]) == [row[:4] for row in expected]
-
-
-@pytest.mark.deep
-@pytest.mark.filterwarnings("ignore:.*task")
-def test_repeats_of_lost_nodes_count_once_and_are_no_faults(monkeypatch, tmp_path):
-    under_way = []
-
-    def first_is_lost(player, orders, how):
-        if not under_way:
-            under_way.extend(orders)
-            raise Lost("it was unplugged")
-        return play(player, orders, how)
-
-    play, seen = Player.play, []
-    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: LocalCrew())
-    monkeypatch.setattr(Player, "play", first_is_lost)
-    result = shmvec.evaluate(
-        {"a": partial(Dying, tmp_path, (3,), 1)},
-        act,
-        4,
-        seeds=3,
-        cluster=True,
-        max_envs=2,
-        retries=1,
-        progress=lambda episode, left: seen.append(left),
-    )
-    assert result.complete and result["a"].repeats == len(under_way) + 1
-    assert all(map(math.isnan, seen)) and len(seen) == 4
 
 
 @pytest.mark.deep

@@ -221,14 +221,8 @@ def stepped(**options):
 
 @pytest.mark.parametrize(
     "start",
-    [
-        collected,
-        partial(collected, ordered=True),
-        partial(collected, num_runners=2),
-        stepped,
-        partial(stepped, num_hosts=2),
-    ],
-    ids=["Collector", "ordered", "num_runners", "ClusterVectorEnv", "num_hosts"],
+    [partial(collected, ordered=True), partial(stepped, num_hosts=2)],
+    ids=["Collector", "ClusterVectorEnv"],
 )
 def test_what_is_made_before_a_death_is_noticed_starts_elsewhere(cluster, start):
     """Ray still has the dead node among those that are alive."""
@@ -457,12 +451,10 @@ def test_a_placement_groups_bundles_count_as_nodes(cluster):
         cluster.remove_node(special)
 
 
-@pytest.mark.parametrize(("env_id", "total"), [("CartPole-v1", "4000"), ("HalfCheetah-v5", "8500")])
-def test_ppo_learns_the_same_on_the_cluster_and_without(cluster, env_id, total):
+def test_ppo_learns_the_same_on_the_cluster_and_without(cluster):
     pytest.importorskip("torch")
-    pytest.importorskip("mujoco")
     main = importlib.import_module("cluster_ppo").main
-    options = f"--env-id {env_id} --num-envs 4 --num-steps 64 --total-steps {total}".split()
+    options = "--env-id CartPole-v1 --num-envs 4 --num-steps 64 --total-steps 4000".split()
     on_nodes = main([*options, "--ordered"])
     alone = main([*options, "--local", "--num-runners", str(len(cluster.list_all_nodes()))])
     assert on_nodes.digest == alone.digest

@@ -42,21 +42,6 @@ class Raises(Counter):
         return super().step(action)
 
 
-class ChangesItsAction(gym.Env):
-    """It clips its action in place, as some do, and returns what it has got."""
-
-    observation_space = action_space = gym.spaces.Box(-9, 9, (1,), np.float64)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1), {}
-
-    def step(self, action):
-        got = action.copy()
-        action /= 2
-        return got, float(got[0]), False, False, {}
-
-
 def planning(env_fn=cartpole, n_workers=2, rows=8, **options):
     """With few rows, which are quick to make."""
     return closing(PlanningVectorEnv(env_fn, n_workers, rows=rows, **options))
@@ -265,31 +250,7 @@ def test_spaces_of_any_kind():
         np.testing.assert_array_equal(here["a"], observations["a"][0])
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("n_workers", [0, 1])
-def test_repeats_get_the_action_that_was_given(n_workers):
-    with planning(ChangesItsAction, n_workers=n_workers) as env:
-        state, *_ = env.reset(seed=0)
-        _, observations, rewards, *_ = env.step_batch(np.full((2, 1), 8.0), [state] * 2, dt=3)
-        assert observations.tolist() == [[8.0]] * 2 and rewards.tolist() == [24.0] * 2
-        assert env.step(np.full(1, 8.0), state, dt=3)[2] == 24.0
-
-
 # ---- single-env forms, states of all ---------------------------------------------------------
-
-
-@pytest.mark.deep
-def test_step():
-    with planning() as env:
-        state, *_ = env.reset(seed=0)
-        new, observation, reward, end, truncated, info = env.step(1, state)
-        batch = env.step_batch([1], [state])
-        np.testing.assert_array_equal(new, batch[0][0])
-        np.testing.assert_array_equal(observation, batch[1][0])
-        assert (reward, end, truncated) == (1.0, False, False)
-        on = env.step(1)
-        assert len(on) == 5
-        np.testing.assert_array_equal(on[0], env.step_batch([1], [new])[1][0])
 
 
 @pytest.mark.deep

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from echoing import Moments
-from envs import Counter, Spaces, TwoArguments
+from envs import Counter, TwoArguments
 from equality import equal
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
@@ -182,14 +182,6 @@ def test_bad_arguments(arguments, error):
         PlanningVectorEnv(**arguments)
 
 
-@pytest.mark.deep
-def test_states_of_no_fixed_size_are_counted():
-    with planning(counter) as env:
-        state, *_ = env.reset(seed=0)
-        with pytest.raises(ValueError, match="wrong states"):
-            env.step_batch([0, 1], [state])
-
-
 BOX = gym.spaces.Box(0, 1, (2,))
 NESTED = {
     "tuples": gym.spaces.Tuple((gym.spaces.Tuple((BOX, gym.spaces.Discrete(3))), BOX)),
@@ -247,55 +239,6 @@ def test_tuples_are_what_their_space_says(name):
             assert env.step_batch(actions, [state] * 20)[1].tolist() == list(range(20))
 
 
-class Words(gym.Space):
-    """A space of a class of the user's, of which Gymnasium makes no arrays."""
-
-    def __eq__(self, other):
-        return isinstance(other, Words)
-
-    def contains(self, x):
-        return isinstance(x, str)
-
-
-@pytest.mark.deep
-def test_a_space_of_the_users_inside_another():
-    """A state that was set in all workers was asked for with no action, which had no such part."""
-    space = gym.spaces.Dict(word=Words(), number=gym.spaces.Discrete(4))
-    values = [{"word": "a" * i, "number": np.int64(i % 4)} for i in range(20)]
-
-    class Hears(Shows):
-        def __init__(self):
-            self.action_space, self.observation_space = space, gym.spaces.Discrete(24)
-            self.as_actions = True
-
-        def step(self, action):
-            return len(action["word"]) + int(action["number"]), 0.0, False, False, {}
-
-    with planning(Hears, rows=4, shared_memory=False) as env:
-        state, *_ = env.reset(seed=0)
-        heard = env.step_batch(values, [state] * 20)[1]
-        assert heard.tolist() == [i + i % 4 for i in range(20)]
-
-
-@pytest.mark.deep
-def test_parts_of_actions_of_different_length_are_refused_before_anything_is_sent():
-    space = gym.spaces.Dict(a=gym.spaces.Discrete(3), b=gym.spaces.Discrete(3))
-    with planning(lambda: Spaces(BOX, space), rows=4) as env:
-        for actions in ({"a": np.zeros(9, int), "b": np.zeros(8, int)}, {"a": np.zeros(9, int)}):
-            with pytest.raises(ValueError, match="wrong actions: .*Nothing was sent"):
-                env.step_batch(actions)
-
-
-@pytest.mark.deep
-def test_an_env_that_raises_what_stands_for_a_timeout():
-    with planning(lambda: Raises(lambda: multiprocessing.TimeoutError("mine"))) as env:
-        promise = env.step_batch([0, 3, 0, 0], blocking=False)
-        for _ in range(2):
-            with pytest.raises(multiprocessing.TimeoutError, match="mine"):
-                promise()
-        assert env.step_batch([1] * 4)[0][:, 1].tolist() == [1] * 4
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize("n_workers, stride", [(0, 907), (2, 23)])
 def test_ctrl_c_at_any_moment(n_workers, stride):
@@ -314,15 +257,6 @@ def test_ctrl_c_at_any_moment(n_workers, stride):
                 except (KeyboardInterrupt, RuntimeError) as error:
                     lost.append(error)
             assert len(lost) <= 1
-
-
-@pytest.mark.deep
-def test_a_batch_whose_rows_all_raise():
-    """What they raise does not fit the pipes: it is taken while the others are waited for."""
-    with planning(lambda: Raises(lambda: ValueError("no" * 5000)), 1, rows=None) as env:
-        with pytest.raises(ValueError, match="no"):
-            env.step_batch([3] * 300)
-        assert len(env.step_batch([0] * 300)[0]) == 300
 
 
 @pytest.mark.deep
@@ -451,16 +385,6 @@ def test_a_fault_is_reported_when_all_rows_were_lost():
 
 
 @pytest.mark.deep
-def test_infos_as_a_list_report_faults():
-    with planning(Dies, 2, faults=RESTART, list_infos=True) as env:
-        env.reset(seed=0)
-        kill(env, 0)
-        *_, infos = env.step_batch([0] * 4, np.full((4, 1), 7))
-        types = [info["fault"]["type"] if "fault" in info else "" for info in infos]
-        assert types == ["WorkerCrashError"] * 2 + [""] * 2
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize(("count", "rows"), [(10, None), (300, 8)])
 def test_rows_behind_one_that_kills_its_worker_are_not_lost(count, rows):
     """Nor were they asked again beside a later round of the same rows, which was refused."""
@@ -521,18 +445,6 @@ def test_an_attribute_error_of_an_env_fn_is_raised_as_it_is():
     with planning(lambda: None.nothing, delay_setup=True) as env:
         with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'nothing'"):
             _ = env.action_space
-
-
-@pytest.mark.deep
-def test_nested_infos_of_a_reset():
-    class Nested(Counter):
-        def reset(self, **options):
-            return super().reset(**options)[0], {"stats": {"a": 1, "b": np.arange(3)}, "s": "x"}
-
-    with planning(Nested) as env:
-        info = env.reset(seed=0)[2]
-        assert info["stats"]["a"] == 1 and info["s"] == "x" and len(info["stats"]) == 2
-        assert info["stats"]["b"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.deep

@@ -469,23 +469,6 @@ def test_a_simulation_of_an_env_of_ones_own_is_state():
     goes_on_as(Slider(), Slider())
 
 
-@pytest.mark.deep
-def test_a_class_derived_from_the_ataris():
-    ale_py = pytest.importorskip("ale_py")
-
-    class Counts(ale_py.AtariEnv):
-        steps = 0
-
-        def step(self, action):
-            self.steps += 1
-            return super().step(action)
-
-    def pong():
-        return Counts("pong", repeat_action_probability=0.0)
-
-    goes_on_as(pong(), pong(), 10)
-
-
 SCRIPT = """
 import enum, sys
 import gymnasium as gym
