@@ -20,7 +20,7 @@ import shmvec.__main__
 from shmvec import ShmVectorEnv
 from shmvec._commands import doctor, machine
 from shmvec._commands.machine import Machine, Prices
-from shmvec._core import core_rates, core_round_trip
+from shmvec._core import core_rates
 
 WELL = Machine(
     cores=tuple(range(8)),
@@ -107,13 +107,6 @@ def test_what_is_no_ailment():
     text = doctor.report(doctor.findings(found, USUAL))
     assert "4 physical cores" in text and "4 by the cgroup's quota" in text
     assert "SHMVEC_NUM_WORKERS=4 in the environment" in text
-
-
-@pytest.mark.deep
-def test_prices_beside_other_programs_are_not_the_machines():
-    found = changes(replace(WELL, load=9.0), replace(USUAL, wake=1e-3))
-    assert [finding.topic for finding in found] == ["other programs", "waking another core, twice"]
-    assert "no other programs run" in found[1].change
 
 
 def test_the_command(tmp_path, capsys):
@@ -275,13 +268,6 @@ def test_limits_of_what_a_user_runs(uid, capabilities, limit, left, system, monk
     system["/proc/4/status"] = ""
     monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (limit, 200))
     assert Machine.read().user_processes == left
-
-
-@pytest.mark.deep
-def test_players_that_cannot_be_started_are_not_waited_for():
-    core = min(os.sched_getaffinity(0))
-    assert core_round_trip(core, 100_000, False, 0.01) is None
-    assert core_rates([core, 100_000], 0.01)[1] == 0
 
 
 @pytest.mark.deep

@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import types
 import warnings
 from contextlib import closing, suppress
@@ -94,20 +93,6 @@ def test_a_registered_id_and_env_fns():
 
 
 @pytest.mark.deep
-def test_there_are_no_more_workers_than_envs():
-    expected = [one[:4] for one in one_after_the_other(Walk, range(3))]
-    assert rows(evaluate(Walk, act, 3, seeds=0, num_envs=2, num_workers=5)) == expected
-    seen = set()
-
-    def policy(observations, env_ids):
-        seen.update(env_ids.tolist())
-        return act(observations, env_ids)
-
-    evaluate(Walk, policy, 20, seeds=0, num_workers=3)
-    assert seen == set(range(6))
-
-
-@pytest.mark.deep
 def test_an_id_that_names_its_module(tmp_path, monkeypatch):
     (tmp_path / "module_of_envs.py").write_text(
         "from gymnasium import register\n"
@@ -127,12 +112,6 @@ def test_seeds_that_were_drawn_play_the_same_again():
     assert len(set(first.seeds.tolist())) == 6
     again = here(Walk, act, 6, seeds=first.seeds, num_envs=2)
     assert again.returns.tolist() == first.returns.tolist()
-
-
-@pytest.mark.deep
-def test_seeds_of_numpy():
-    for seed in (np.uint8(254), np.array(254), np.int64(254)):
-        assert here(Walk, act, 3, seeds=seed).seeds.tolist() == [254, 255, 256]
 
 
 @pytest.mark.parametrize("num_workers", [3, *deep(1)])
@@ -282,20 +261,6 @@ def test_successes_of_all_kinds(given, rate):
     assert "| success |" in str(result)
 
 
-@pytest.mark.deep
-def test_infos_of_odd_names():
-    class Odd(Walk):
-        def step(self, action):
-            *results, _ = super().step(action)
-            return *results, {"return": -1, "pair": np.zeros(2), 1: 2}
-
-    with pytest.warns(UserWarning, match="no episode's last info has 'left'"):
-        result = here(Odd, act, 3, seeds=0, info_keys=["left", "return", "pair", 1])
-    assert result.infos["return"].tolist() == [-1] * 3 and result.infos[1].tolist() == [2] * 3
-    assert [pair.tolist() for pair in result.infos["pair"]] == [[0, 0]] * 3
-    assert result.columns()["return"] is result.returns
-
-
 class Stateful:
     """Counts in each env; actions depend on that, so that a reset forgotten is seen."""
 
@@ -330,19 +295,6 @@ def test_a_policy_with_a_state(batch):
     assert result.returns.tolist() == expected.returns.tolist()
     assert len(policy.resets) == 9 and alone.resets == [0] * 9
     assert set(policy.sizes) == {3} if batch == "fixed" else max(policy.sizes) <= 3
-
-
-@pytest.mark.deep
-def test_batches_that_are_larger_than_there_are_episodes():
-    sizes = []
-
-    def policy(observations, env_ids):
-        sizes.append(len(observations))
-        return act(observations, env_ids)
-
-    result = evaluate(Walk, policy, 3, seeds=0, num_envs=8, batch="fixed", batch_size=4)
-    assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(3))]
-    assert set(sizes) == {4}
 
 
 @pytest.mark.deep
@@ -465,41 +417,6 @@ def test_there_are_as_many_episodes_as_seeds_or_options():
         here(Walk, act, seeds=[5, 6], options=[None] * 3)
 
 
-class InPlaces(Decorated):
-    def reset(self, seeds):
-        assert isinstance(seeds, np.ndarray)  # the envs, whatever it calls them
-
-
-def called_otherwise(observations, task):
-    return np.ones(len(task), np.int64)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("policy", [InPlaces(), called_otherwise])
-def test_what_a_policy_gets_by_its_place_it_does_not_get_by_name(policy):
-    assert len(here(Walk, policy, 3, seeds=1).returns) == 3
-    assert len(evaluate({"a": Walk}, policy, 3, seeds=1)["a"].returns) == 3
-
-
-class Coin(gym.Env):
-    """Tosses a coin of its generator, and rewards who guesses it."""
-
-    observation_space = Box(0, 1, (1,))
-    action_space = Discrete(5)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(1, np.float32), float(action == self.np_random.integers(5)), True, False, {}
-
-
-@pytest.mark.deep
-def test_a_policy_that_samples_does_not_draw_what_envs_do():
-    assert here(Coin, Sampling(), 100, seeds=3, num_envs=4).mean < 0.5
-
-
 class Nested(gym.Env):
     observation_space = Dict(x=Box(0, 1, (2,)), y=gym.spaces.Tuple([Discrete(9), Text(3)]))
     action_space = Dict(a=Discrete(3), b=Box(-1, 1, (2,)))
@@ -532,19 +449,6 @@ def test_nested_spaces():
     expected = [sum(n % 3 + 10 * float(np.float32(n / 10)) for n in left) for left in lefts]
     assert result.lengths.tolist() == list(map(len, lefts))
     np.testing.assert_allclose(result.returns, expected)
-
-
-@pytest.mark.deep
-def test_actions_that_are_not_of_a_nested_space():
-    for answer, kind in (
-        (lambda n: np.zeros(n), ValueError),
-        (lambda n: [0] * n, TypeError),
-        (lambda n: None, TypeError),
-        (lambda n: {"a": np.zeros(n, int)}, ValueError),
-        (lambda n: {"a": np.zeros(n, int), "b": np.zeros((n, 3), np.float32)}, ValueError),
-    ):
-        with pytest.raises(kind, match=r"the policy's actions for batch 0, of envs \["):
-            here(Nested, lambda observations, env_ids, answer=answer: answer(len(env_ids)), 3)
 
 
 class OnAnotherDevice:
@@ -608,18 +512,6 @@ def test_a_policy_that_raises():
         assert len(evaluate(envs, act, 3, seeds=0)) == 3
     with pytest.raises(ZeroDivisionError, match="no idea"):
         evaluate(Walk, policy)
-
-
-@pytest.mark.deep
-def test_what_cannot_show_progress_leaves_nothing_behind(monkeypatch):
-    def bar(**_):
-        raise OSError("no terminal")
-
-    monkeypatch.setitem(sys.modules, "tqdm", types.SimpleNamespace(tqdm=bar))
-    with pytest.raises(OSError, match="no terminal") as caught:
-        evaluate(Walk, act, 3, progress=True)
-    frames = [frame.f_locals for frame, _ in traceback.walk_tb(caught.tb)]
-    assert [each["vector"].closed for each in frames if "vector" in each] == [True]
 
 
 @pytest.mark.deep
@@ -746,22 +638,6 @@ def test_bad_arguments(arguments, error, says):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("keys", [None, 3, [["left"]]])
-def test_keys_of_infos_are_looked_at_before_anything_is_played(keys):
-    def never(observations, env_ids):
-        raise AssertionError("it was asked")
-
-    with pytest.raises(TypeError):
-        evaluate(Walk, never, 3, info_keys=keys)
-
-
-@pytest.mark.deep
-def test_keys_of_infos_may_be_a_generator():
-    result = here(Walk, act, 3, info_keys=(key for key in ["left", "word"]))
-    assert list(result.infos) == ["is_success", "left", "word"]
-
-
-@pytest.mark.deep
 @pytest.mark.skipif(
     not hasattr(gym.vector, "AutoresetMode"), reason="Gymnasium 1.0's worker has one mode"
 )
@@ -822,22 +698,6 @@ def test_statistics(returns):
         assert np.isnan(result.standard_error)
     low, high = result.confidence_interval(samples=50)
     assert min(returns) - 1e-6 <= low <= high <= max(returns) + 1e-6
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(
-    ("returns", "mean"),
-    [
-        ([np.inf, -np.inf, 1.0, 2.0], "nan"),
-        ([np.inf, 1.0, 2.0, 3.0], "inf"),
-        ([np.nan, 1.0, 2.0], "nan"),
-        ([-np.inf], "-inf"),
-    ],
-)
-def test_returns_that_are_not_finite(returns, mean):
-    result = result_of(returns)
-    assert str(result.mean) == mean
-    assert f"| return | {mean} | nan |" in str(result)  # without a warning
 
 
 @pytest.mark.deep

@@ -89,7 +89,7 @@ def test_ppo_logs_what_tensorboard_users_expect(tmp_path):
 def test_planning_plays_better_than_chance_and_draws_it(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "plan.png"
-    options = ("--moves", "60", "--samples", "40", "--plot", str(picture))
+    options = ("--moves", "45", "--samples", "20", "--plot", str(picture))
     line = run("planning.py", *options)[0]
     planned, at_random = re.search(r"(\d+) in \d+ moves by planning, (\d+) in", line).groups()
     assert int(planned) > 2 * int(at_random)

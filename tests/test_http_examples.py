@@ -188,30 +188,6 @@ def test_a_request_that_is_cancelled_gives_its_session_up(http_env, url):
     within(play())
 
 
-def test_a_server_that_is_away(http_env):
-    async def give_up(url):
-        env = http_env.HttpEnv(url, reset_patience=0.2)
-        with pytest.raises(ConnectionError, match="Cannot connect"):
-            await env.reset(seed=1)
-        await env.close()
-
-    async def wait_for_it(url):
-        env = http_env.HttpEnv(url, reset_patience=DEADLINE)
-        reset = asyncio.ensure_future(env.reset(seed=1))
-        loop = asyncio.get_running_loop()
-        server = http_env.serving("--port", url.rpartition(":")[2])
-        with ExitStack() as servers:
-            await loop.run_in_executor(None, servers.enter_context, server)
-            await reset
-            assert not (await env.step(0))[3]
-            await env.close()
-
-    with http_env.serving() as url:
-        pass
-    within(give_up(url))
-    within(wait_for_it(url))
-
-
 # The env, in workers
 
 
@@ -277,19 +253,6 @@ def test_a_server_that_restarts_in_between(http_env):
                 assert not truncations.any()
             assert rewards.all()
             assert http_env.counts(url)["opened"] == 4
-
-
-def test_a_policy_by_batches_goes_on_whatever_dies(http_env):
-    arguments = ("--delay", "0.001", "--die-every", "20", "--hang-every", "50")
-    until = time.monotonic() + DEADLINE
-    with http_env.serving(*arguments) as url:
-        lost = timed_out = 0
-        while not (lost and timed_out):
-            assert time.monotonic() < until, (lost, timed_out)
-            seen = http_env.play(url, sessions=16, workers=2, seconds=3.0, step_timeout=1.0)
-            lost, timed_out = lost + seen["lost"], timed_out + seen["timed_out"]
-        eventually(lambda: http_env.counts(url)["sessions"] == 0)
-        assert http_env.bare(url, sessions=16, seconds=0.5) > 0
 
 
 # The program

@@ -15,7 +15,6 @@ from tables import deep, first
 from test_verdicts import CASES, env, made
 
 from shmvec import ShmVectorEnv
-from shmvec._cores import time_on_cores
 from shmvec.exchange import AutoresetMode
 from shmvec.stats import Doing, FaultCounts, Process, Timing
 
@@ -104,24 +103,6 @@ def spin(seconds):
         pass
 
 
-class Starting(Counter):
-    """Takes its time until it can be used."""
-
-    def __init__(self):
-        super().__init__()
-        spin(0.05)
-
-
-@pytest.mark.deep
-def test_what_a_process_did_before_it_served_is_not_counted():
-    with closing(ShmVectorEnv([Starting], num_workers=1)) as envs:
-        counted = envs.stats().workers[0].cpu_s
-        ran, _ = time_on_cores(envs.processes[0].pid)
-        if ran is None:
-            pytest.skip("the system does not say how long a process ran")
-        assert 0 <= counted <= ran - 0.05
-
-
 @pytest.mark.deep
 def test_waits_are_counted_by_phase():
     with closing(ShmVectorEnv([Counter] * 2, num_workers=2)) as envs:
@@ -164,13 +145,6 @@ def test_wait_policies_spend_their_waits_as_named(policy):
                 assert side.pause_s > 0 and side.yield_s == 0
             if policy == "park":
                 assert side.pause_s == side.yield_s == 0
-
-
-@pytest.mark.deep
-def test_stats_of_two_vector_envs():
-    with closing(ShmVectorEnv([Counter] * 2)) as one, closing(ShmVectorEnv([Counter])) as other:
-        with pytest.raises(ValueError, match="of the same; these have [12] workers and 2 envs, "):
-            one.stats() - other.stats()
 
 
 class Sleeper(Counter):
@@ -408,21 +382,3 @@ def test_nothing_in_it_is_read_as_html():
     assert not page.tags & {"script", "img"} and f"wrappers: {HOSTILE}" in page.texts
     assert "faults: 1 " in "".join(page.texts)
     assert re.search(r"\d+ MiB", column(page, "memory")[0])
-
-
-@pytest.mark.deep
-def test_more_workers_than_it_shows():
-    stats = made([env((1000, 1e-3))] * 40, workers=40, waited=9.0)
-    page = Page(stats._repr_html_())
-    assert len(column(page, "worker")) == 16 and "... and 24 more" in page.texts
-
-
-@pytest.mark.deep
-def test_the_shares_of_a_workers_time():
-    stats = made([env((1000, 2e-3), resets=((100, 1e-2),))], workers=1, waited=9.0, starved_s=1.5)
-    shares = stats.workers[0].shares(10.0)
-    assert shares == pytest.approx(
-        {"in step": 0.1, "in reset": 0.05, "no core": 0.15, "waiting": 0.7}
-    )
-    assert sum(stats.workers[0].shares(1.0).values()) == pytest.approx(1.0)  # never more
-    assert set(stats.workers[0].shares(0.0).values()) <= {0.0, 1.0}

@@ -44,11 +44,8 @@ from tables import deep, row
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, SuiteEvaluation, Task, evaluate
 from shmvec._processes.supervisor import Supervisor
-from shmvec.evaluation.episodes import Episode
 from shmvec.evaluation.memory import Budget, Resident, parsed_bytes
 from shmvec.evaluation.record import plain
-from shmvec.evaluation.statistics import interquartile_mean
-from shmvec.evaluation.suite import TaskPlan
 from shmvec.evaluation.tasks import identity_of
 
 
@@ -309,45 +306,6 @@ def test_what_is_refused_leaves_a_record_as_it_was(tmp_path):
 
 
 @pytest.mark.deep
-def test_a_damaged_record_is_refused_and_nothing_else(tmp_path):
-    file = tmp_path / "run.jsonl"
-    whole = evaluate({"a": Walk, "b": Walk}, act, 2, seeds=1, record=file, max_envs=1)
-    lines = file.read_bytes().splitlines(keepends=True)
-    for number, line in enumerate(lines):
-        for name in [name for name in json.loads(line) if name != "options"]:
-            for other in ([name, None], [name, []], ["x" + name, 1], [name, 10**400]):
-                changed = {key: value for key, value in json.loads(line).items() if key != name}
-                changed[other[0]] = other[1]
-                if changed == json.loads(line) or json.loads(line)[name] is other[1] is None:
-                    continue
-                if name == "drawn" and other[1]:
-                    continue
-                text = json.dumps(changed).encode() + b"\n"
-                file.write_bytes(b"".join([*lines[:number], text, *lines[number + 1 :]]))
-                if number + 1 < len(lines):
-                    with pytest.raises(ValueError, match="damaged|no record"):
-                        SuiteEvaluation.read(file)
-                else:  # as a line that was cut off
-                    assert len(SuiteEvaluation.read(file)["b"]) == 1
-    for damage in ({"info": {"n": 10**400}}, {"reference": [1, 1]}, {"x": "deep"}):
-        (name,) = damage
-        number = next(n for n, line in enumerate(lines) if name in json.loads(line) or name == "x")
-        text = json.dumps(json.loads(lines[number]) | damage).encode() + b"\n"
-        text = text.replace(b'"deep"', b"[" * 100_000)
-        file.write_bytes(b"".join([*lines[:number], text, *lines[number + 1 :]]))
-        with pytest.raises(ValueError, match="damaged|no record"):
-            SuiteEvaluation.read(file)
-    file.write_bytes(b"".join(lines) * 2)  # two records in one file
-    with pytest.raises(ValueError, match=f"line {len(lines) + 1} is damaged"):
-        SuiteEvaluation.read(file)
-    file.write_bytes(b"".join(line for line in lines if b'"env"' not in line))
-    with pytest.raises(ValueError, match="it has no task 'a'"):
-        SuiteEvaluation.read(file)
-    file.write_bytes(b"".join(lines))
-    assert same(whole, SuiteEvaluation.read(file))
-
-
-@pytest.mark.deep
 def test_two_at_once_do_not_share_a_record(tmp_path):
     """Whoever is forked meanwhile, and lives on, keeps no later one away."""
     file = tmp_path / "run.jsonl"
@@ -425,19 +383,6 @@ def test_infos_as_a_record_has_them():
     ]:
         assert plain(value) == expected == json.loads(json.dumps(plain(value))), value
         assert type(plain(value)) is type(expected), value
-
-
-@pytest.mark.deep
-def test_an_info_with_more_digits_than_python_writes():
-    assert plain({"big": 10**5000}) == "<dict: OverflowError>"
-    assert json.loads(json.dumps(plain(10**300))) == 10**300
-
-
-@pytest.mark.deep
-def test_an_info_that_contains_itself():
-    endless = []
-    endless.append(endless)
-    assert json.dumps(plain(endless)) == '"<list: RecursionError>"'
 
 
 # ---- faults --------------------------------------------------------------------------------------
@@ -706,13 +651,6 @@ def test_the_last_task_is_played_by_several(tmp_path):
     assert len([number for number, name in seen if name == "long"]) > 1
 
 
-@pytest.mark.deep
-def test_a_plan_learns_from_what_is_recorded():
-    episodes = [Episode(i, i, None, finished=i < 2, seconds=float(i + 1)) for i in range(4)]
-    plan = TaskPlan(Task(Walk, name="a"), Walk, episodes)
-    assert [each.number for each in plan.waiting] == [2, 3] and plan.episode_s == 1.5
-
-
 # ---- results -------------------------------------------------------------------------------------
 
 
@@ -760,12 +698,6 @@ def test_a_task_all_of_whose_episodes_failed_has_no_success(tmp_path):
 
 
 @pytest.mark.deep
-def test_what_is_no_number_is_no_success():
-    result = evaluate({"a": Walk}, act, 4, seeds=1, success_key="word")
-    assert result.score == "return" and result.mean == result["a"].mean
-
-
-@pytest.mark.deep
 def test_episodes_of_equal_seeds_are_compared_one_by_one():
     options = [{"more": 1}, {"more": 5}, {"more": 9}]
     before = evaluate({"a|b": Walk}, act, 3, seeds=[1, 1, 1], options=options)
@@ -773,36 +705,6 @@ def test_episodes_of_equal_seeds_are_compared_one_by_one():
     found = before.compared_with(after)
     assert found.overall.episodes == 2 and found.overall.change == 0.0
     assert "| a\\|b | 2 |" in str(found)
-
-
-@pytest.mark.deep
-def test_of_one_episode_nothing_is_sure():
-    one = partial(evaluate, {"a": Walk}, act, 1, seeds=1, success_key="none")
-    before, after = one(options={"more": 0}), one(options={"more": 3})
-    found = before.compared_with(after)
-    assert before["a"].returns != after["a"].returns
-    assert np.isnan(found.overall.interval).all() and not found.differing
-    with pytest.raises(ValueError, match="level must lie"):
-        before.compared_with(after, level=2.0)
-
-
-@pytest.mark.deep
-def test_an_info_called_task_does_not_hide_the_tasks():
-    class Named(Walk):
-        def step(self, action):
-            *results, info = super().step(action)
-            return *results, {**info, "task": 7}
-
-    result = evaluate({"a": Named}, act, 2, seeds=1, info_keys=["task"])
-    assert result.columns()["task"].tolist() == ["a", "a"]
-    assert result["a"].infos["task"].tolist() == [7, 7]
-
-
-@pytest.mark.deep
-def test_a_return_that_is_no_number_is_not_cut_off():
-    for values in ([np.nan, 1.0, 2.0, 3.0], [1.0] * 9 + [np.nan]):
-        assert np.isnan(interquartile_mean(np.array(values)))
-    assert interquartile_mean(np.array([-np.inf, 1.0, 3.0, np.inf])) == 2.0
 
 
 @pytest.mark.deep
@@ -1019,12 +921,6 @@ def with_vector(tmp_path):
         envs.close()
 
 
-@pytest.mark.deep
-def test_a_task_can_be_a_key():
-    one, other = Task("CartPole-v1", {"a": 1}, {"text": []}), Task(gym.spec("CartPole-v1"))
-    assert len({one: 1, other: 2}) == 2
-
-
 # ---- what others do at the same time -------------------------------------------------------------
 
 
@@ -1076,20 +972,3 @@ def test_two_processes_never_have_the_same_number(tmp_path):
         suite, act, 2, seeds=1, max_envs=3, retries=0, worker_init=partial(take_alone, tmp_path)
     )
     assert result.complete and len(list(tmp_path.iterdir())) == 3
-
-
-class Percent(Walk):
-    def step(self, action):
-        raise ValueError("the battery is at 5%, and 100% of it is needed")
-
-    def close(self):
-        raise ValueError("0%")
-
-
-@pytest.mark.deep
-@pytest.mark.filterwarnings("ignore:.*50%")
-def test_what_envs_raise_is_no_format():
-    result = evaluate({"50%": Percent, "good": Walk}, act, 2, seeds=1, retries=1)
-    assert len(result["good"]) == 2 and "5%, and 100% of" in result["50%"].failed[0][1]
-    with pytest.warns(UserWarning, match="no episode's last info has '%d'"):
-        evaluate({"50%": Walk}, act, 2, seeds=1, info_keys=["%d"])

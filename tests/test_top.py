@@ -76,14 +76,6 @@ def test_it_says_what_stats_say(num_workers, capsys):
 
 
 @pytest.mark.deep
-def test_what_lies_between_two_looks(capsys):
-    with stepped(num_workers=0):
-        (row,) = seen(capsys, HERE, "--interval", 0.05)
-    assert row["recent"]["seconds"] >= 0.05 and row["recent"]["steps_per_s"] == 0
-    assert row["recent"]["verdict"]["kind"] == "idle" != row["verdict"]["kind"]
-
-
-@pytest.mark.deep
 def test_faults_and_what_was_done_before_a_restart(capsys):
     policy = FaultPolicy(on_crash="restart", max_restarts=2, backoff_s=0)
     with stepped(faults=policy) as envs:
@@ -409,15 +401,6 @@ def test_a_small_terminal():
 
 
 @pytest.mark.deep
-def test_several_in_a_small_terminal():
-    with stepped(num_workers=2), stepped(num_workers=2), stepped(num_workers=0):
-        with terminal(HERE, "--interval", 0.05, columns=60, rows=24) as (_, until):
-            text = "\n".join(first_picture(until))
-    assert len(set(re.findall(f"process {HERE}, vector env [0-9]+: ", text))) == 3
-    assert len(re.findall("(env-bound|policy-bound|too many|straggler|oversub)[^.]*: ", text)) == 3
-
-
-@pytest.mark.deep
 def test_a_terminal_is_left_as_it_was():
     with stepped(num_workers=0), terminal(HERE, "--interval", 0.05) as (top, until):
         until(r"\x1b\[H", times=2)
@@ -498,15 +481,6 @@ def parsed(text):
 
 
 @pytest.mark.deep
-def test_prometheus_where_there_is_nothing_to_tell(capsys):
-    """Else the text of a run that has ended would be kept for ever."""
-    assert main(["top", HERE, "--prometheus"]) == 0
-    text, errors = capsys.readouterr()
-    types, samples = parsed(text)
-    assert types and not samples and errors == ""
-
-
-@pytest.mark.deep
 def test_prometheus_beside_what_cannot_be_read(capsys):
     damaged = os.memfd_create("shmvec-segment")
     try:
@@ -518,13 +492,6 @@ def test_prometheus_beside_what_cannot_be_read(capsys):
     text, errors = capsys.readouterr()
     _, samples = parsed(text)
     assert len(samples["shmvec_envs"]) == 1 and "cannot be read: it is damaged" in errors
-
-
-@pytest.mark.deep
-def test_without_stderr_nothing_is_said_instead_on_stdout(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", None)
-    assert main(["top", HERE]) == 1
-    assert capsys.readouterr().out == ""
 
 
 def test_prometheus(capsys):

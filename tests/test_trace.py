@@ -164,17 +164,6 @@ def test_partial_batches_while_envs_are_out(tmp_path):
 
 
 @pytest.mark.deep
-def test_begun_between_two_halves_of_a_step(tmp_path):
-    with closing(vector_env(shared_memory=False)) as envs:
-        envs.reset()
-        envs.step_async([0] * 4)
-        with envs.trace(tmp_path / "run.json"):
-            assert envs.step_wait()[4]["count"].tolist() == [1] * 4
-            assert envs.step([0] * 4)[4]["count"].tolist() == [2] * 4
-        assert sum(Timeline(tmp_path / "run.json").counts().values()) == 4
-
-
-@pytest.mark.deep
 def test_workers_give_the_memory_back(tmp_path):
     def mapped(envs):
         return Path(f"/proc/{envs.processes[0].pid}/maps").read_text().count("memfd:shmvec")
@@ -311,19 +300,6 @@ def test_the_last_wait(tmp_path):
 
 
 @pytest.mark.deep
-def test_the_last_wait_of_who_has_answered_and_was_not_heard(tmp_path):
-    """As where another one hangs."""
-    with closing(vector_env()) as envs:
-        envs.reset()
-        with envs.trace(tmp_path / "run.json"):
-            envs.step_async([0] * 4)
-            envs.exchange.first_ready([np.arange(4)])
-        envs.step_wait()
-        for spans in Timeline(tmp_path / "run.json").tracks("worker"):
-            assert spans[-1]["name"] == "wait" and spans[-1]["args"] == {"unfinished": True}
-
-
-@pytest.mark.deep
 def test_clocks_that_differ_lose_and_move_nothing():
     step = ("step", 0, 1_999_000, 2_000_500)
     assert shown(step) == [("step env 0", 1_999_000, ENDED)]
@@ -450,47 +426,6 @@ def test_one_at_a_time(tmp_path):
         second.stop()
         second.stop()  # is no error
         assert sum(Timeline(tmp_path / "second.json").counts().values()) == 4
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_begun_and_ended_without_a_step(num_workers, tmp_path):
-    with closing(vector_env(num_workers=num_workers)) as envs:
-        for _ in range(30):  # more than a ring has room for
-            with envs.trace(tmp_path / "run.json", size=16):
-                pass
-            assert Timeline(tmp_path / "run.json").counts() == {}
-            if num_workers:
-                envs.call("spec")  # or workers might not have come to it
-        envs.reset()
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_more_than_a_worker_comes_to(num_workers, tmp_path):
-    """Their requests take no room of others."""
-    gate, opened = os.pipe()
-    make = [lambda: Slow(gate)] * 2
-    try:
-        with closing(ShmVectorEnv(make, num_workers=num_workers, context="fork")) as envs:
-            envs.reset()
-            envs.step_async([0, 0])
-            with pytest.raises(RuntimeError, match="worker 0 has not come yet to the traces"):
-                for _ in range(100):
-                    with envs.trace(tmp_path / "run.json", size=16):
-                        pass
-                    os.unlink(tmp_path / "run.json")
-            left = os.listdir(tmp_path)
-            os.write(opened, b"xx")
-            envs.step_wait()
-            os.write(opened, b"xx")
-            with envs.trace(tmp_path / "run.json"):
-                envs.step([0, 0])
-            assert sum(Timeline(tmp_path / "run.json").counts().values()) == 2
-        assert not left
-    finally:
-        os.close(gate)
-        os.close(opened)
 
 
 def test_what_cannot_be_begun(tmp_path, monkeypatch):
@@ -625,17 +560,4 @@ def test_a_step_that_has_not_ended_is_in_it(tmp_path):
         end_step()
         envs.step_wait()
     (step,) = [s for s in Timeline(tmp_path / "run.json").workers() if s["cat"] == "step"]
-    assert step["args"] == {"unfinished": True}
-
-
-@pytest.mark.deep
-def test_a_step_that_began_before_it(tmp_path):
-    """Perfetto drops what is before 0."""
-    with one_slow() as (envs, end_step):
-        begin_step(envs)
-        with envs.trace(tmp_path / "run.json"):
-            pass
-        end_step()
-        envs.step_wait()
-    (step,) = Timeline(tmp_path / "run.json").workers()  # checks its time, too
     assert step["args"] == {"unfinished": True}

@@ -96,7 +96,7 @@ def test_an_env_that_sleeps_is_tried_with_overlap(tmp_path, capsys, monkeypatch,
     (tmp_path / "sleeping_env.py").write_text(f"import time\n{slow}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    arguments = [f"{tmp_path}/sleeping_env.py:Counter", "--num-envs", "4", "--seconds", "0.02"]
+    arguments = [f"{tmp_path}/sleeping_env.py:Counter", "--num-envs", "4", "--seconds", "0.005"]
     results = tmp_path / "results.json"
     assert shmvec.__main__.main(["tune", *arguments, "--json", str(results)]) == 0
     found = json.loads(results.read_text())
@@ -117,7 +117,7 @@ def test_an_env_in_a_file(tmp_path, capsys, monkeypatch, sure):
     monkeypatch.syspath_prepend(tmp_path)  # the code to paste imports it
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     arguments = [f"{tmp_path}/counter_env.py:Counter", "--kwargs", '{"length": 7}']
-    arguments += ["--num-envs", "2", "--seconds", "0.01"]
+    arguments += ["--num-envs", "2", "--seconds", "0.03"]
     assert shmvec.__main__.main(["tune", *arguments]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"an observation has 24 bytes, an info 1 keys", shown)
@@ -134,16 +134,6 @@ def test_a_module(tmp_path, monkeypatch):
     assert make().length == 3 and "return Counter(length=3)" in code
     make, code = find_env("counter_module:CartPole-v1", {})
     assert make().spec.id == "CartPole-v1" and "gym.make('counter_module:CartPole-v1')" in code
-
-
-@pytest.mark.deep
-def test_a_function_that_is_called_as_the_code_calls_its_own(tmp_path, monkeypatch):
-    (tmp_path / "module_of_make_env.py").write_text(f"{ENV}\nmake_env = Counter\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    _, code = find_env("module_of_make_env:make_env", {"length": 3})
-    known = {}
-    exec(code, known)
-    assert known["make_env"]().length == 3
 
 
 @pytest.mark.deep

@@ -95,11 +95,6 @@ CASES = {
         "oversubscribed",
         "threads_per_worker=1",
     ),
-    "a worker that yields a core has not lacked it": (
-        made([env((1000, 4 * MS))] * 4, workers=2, waited=9.0, starved_s=4.0, yield_s=4.0),
-        "env-bound",
-        "",
-    ),
     "resets that take as long as all steps": (
         made([env((1000, MS), resets=[(20, 80 * MS)])] * 4, workers=2, waited=9.0),
         "reset-bound",
@@ -114,27 +109,6 @@ CASES = {
         made([env((1000, MS), resets=[(20, 80 * MS)])] * 4, workers=1, waited=0.0, inline=True),
         "reset-bound",
         "num_workers=2",
-    ),
-    "resets without workers on one core": (
-        made(
-            [env((1000, MS), resets=[(20, 80 * MS)])] * 4,
-            workers=1,
-            waited=0.0,
-            cores=1,
-            inline=True,
-        ),
-        "reset-bound",
-        "",
-    ),
-    "resets of one env without workers": (
-        made([env((1000, MS), resets=[(90, 80 * MS)])], workers=1, waited=0.0, inline=True),
-        "reset-bound",
-        "",
-    ),
-    "resets on one core": (
-        made([env((1000, MS), resets=[(20, 80 * MS)])] * 4, workers=1, waited=9.0, cores=1),
-        "reset-bound",
-        "",
     ),
     "resets that wait": (
         made([env((1000, MS), resets=[(20, 80 * MS)])] * 4, workers=2, waited=9.0, cpu_s=0.1),
@@ -178,19 +152,6 @@ CASES = {
         "env-bound",
         "batch_size=2",
     ),
-    "one slow env that sleeps": (
-        made(
-            [env((100, 20 * MS))] + [env((100, 2 * MS))] * 15,
-            workers=8,
-            waited=2.3,
-            elapsed=2.4,
-            batches=100,
-            cpu_s=0.02,
-            starved_s=0.2,
-        ),
-        "straggler",
-        "batch_size=8",
-    ),
     "each batch another slow step": (
         made([env((950, MS), (50, 40 * MS))] * 8, workers=8, waited=9.5, cores=8),
         "straggler",
@@ -211,16 +172,6 @@ CASES = {
         "too many workers",
         "num_workers=0",
     ),
-    "the same, no workers": (
-        made([env((500_000, 2e-6))] * 2, workers=1, waited=0.0, batches=500_000, inline=True),
-        "env-bound",
-        "",
-    ),
-    "one env, no workers": (
-        made([env((1000, 9 * MS))], workers=1, waited=0.0, inline=True),
-        "env-bound",
-        "",
-    ),
     "several envs, no workers": (
         made([env((1000, 4 * MS))] * 2, workers=1, waited=0.0, inline=True),
         "env-bound",
@@ -229,16 +180,6 @@ CASES = {
     "slow envs are not waited for": (
         made([env((1000, MS))] * 7 + [env((180, 50 * MS))], workers=8, waited=9.0, cores=8),
         "env-bound",
-        "",
-    ),
-    "envs that reset are not waited for": (
-        made(
-            [env((1000, MS))] * 3 + [env((100, MS), resets=[(100, 80 * MS)])],
-            workers=4,
-            waited=9.0,
-            cores=4,
-        ),
-        "reset-bound",
         "",
     ),
     "an idle core": (
@@ -252,23 +193,8 @@ CASES = {
         "env-bound",
         "batch_size=64",
     ),
-    "the caller would not keep up with batches": (
-        made([env((50_000, 15e-6))] * 128, workers=16, waited=9.0, cores=16, batches=50_000),
-        "env-bound",
-        "",
-    ),
-    "four workers that are always busy": (
-        made([env((1000, 2.1 * MS))] * 16, workers=4, waited=9.0, cores=4),
-        "env-bound",
-        "",
-    ),
     "envs that sleep": (
         made([env((1000, 2 * MS))] * 8, workers=2, waited=9.0, cpu_s=0.1),
-        "env-bound",
-        'overlap="auto"',
-    ),
-    "envs that sleep, whose workers wake all at once": (
-        made([env((1000, 2 * MS))] * 16, workers=8, waited=9.0, cpu_s=0.1, starved_s=1.2),
         "env-bound",
         'overlap="auto"',
     ),
@@ -276,11 +202,6 @@ CASES = {
         made([env((1000, 2 * MS))] * 16, workers=8, waited=9.0, cpu_s=0.1, starved_s=3.0),
         "oversubscribed",
         "threads_per_worker=1",
-    ),
-    "envs that compute, on cores that others use at times": (
-        made([env((1000, 2 * MS))] * 8, workers=2, waited=9.5, cpu_s=3.0, starved_s=1.9),
-        "env-bound",
-        "",
     ),
     "envs that compute, some of them in the caller": (
         replace(
@@ -334,22 +255,8 @@ def test_restarts_that_take_much_of_the_time():
         assert f"faults: 3 crashes, 3 restarts, {waited:.3g} s of restarts\n" in str(stats)
 
 
-@pytest.mark.deep
-def test_restarts_of_the_first_moment_say_nothing():
-    stats = made([env((1, MS))] * 2, workers=2, waited=0.5, elapsed=0.5)
-    stats = replace(stats, faults=FaultCounts(1, 0, 0, 1, 0, 0.4))
-    assert stats.verdict.kind == "too early"
-
-
 def one_worker(*steps, resets=()):
     return made([env(*steps, resets=resets)], workers=1, waited=0.0, cores=4)
-
-
-@pytest.mark.deep
-def test_what_is_longer_than_the_time_in_envs_is_no_percentage():
-    verdict = made([env((10, MS))] * 4, workers=2, waited=9.0, starved_s=0.5).verdict
-    assert verdict.kind == "oversubscribed"
-    assert "had no core for 1 s, 25.0 times as long as they were in envs" in verdict.reason
 
 
 def test_who_hangs_is_named():
@@ -382,16 +289,6 @@ def test_who_hangs_while_others_go_on():
 
 
 @pytest.mark.deep
-def test_who_hangs_in_its_first_step():
-    reset = one_worker(resets=[(1, MS)])
-    verdict = replace(reset, doing=(Doing(0, "step", 11.0),)).verdict
-    assert (verdict.kind, verdict.option) == ("env-bound", "step_timeout=")
-    assert verdict.reason == "worker 0 has been in step of env 0 for 11 s; no step has ended"
-    inline = replace(reset, num_workers=0, doing=(Doing(0, "step", 11.0),)).verdict
-    assert inline.option == "num_workers=1" and "step_timeout=" in inline.advice
-
-
-@pytest.mark.deep
 def test_more_cores_are_advised_where_they_help():
     """Not to workers that sleep, nor where each env has one already."""
     computing = [env((1000, 4.5 * MS))] * 4
@@ -410,13 +307,6 @@ def test_the_share_of_the_limit():
     assert CASES["all cores used"][0].share_of_limit == pytest.approx(0.9)
     assert CASES["an idle core"][0].share_of_limit == pytest.approx(0.4)
     assert "(400 a second, 40% of the limit)" in str(CASES["an idle core"][0])
-
-
-@pytest.mark.deep
-def test_envs_that_sleep_are_not_shown_a_share_of_the_limit():
-    asleep = made([env((1000, 9 * MS))] * 8, workers=8, waited=9.5, cpu_s=0.1)
-    assert asleep.share_of_limit > 3
-    assert "(800 a second), " in str(asleep) and "of the limit" not in str(asleep)
 
 
 @pytest.mark.deep
@@ -442,13 +332,6 @@ def test_the_slowest_envs_are_in_the_table():
     assert "any env's step" in table and table.count("env 1's step") == 1
     assert "env 3's step" in str(CASES["one slow env"][0])
     assert "env 0's step" not in str(CASES["a large network, no workers"][0])
-
-
-@pytest.mark.deep
-def test_a_caller_that_waits_for_long():
-    stats = CASES["all cores used"][0]
-    assert "now for" not in str(replace(stats, waiting_s=0.05))
-    assert "now for 12 s" in str(replace(stats, waiting_s=12.0))
 
 
 def test_how_bad_it_is():
@@ -542,12 +425,6 @@ def test_a_real_run(kind):
 
 
 @pytest.mark.deep
-def test_the_table_of_envs_in_the_calling_process():
-    text = str(judged([lambda: Slow(0.001)] * 2, 10, num_workers=0))
-    assert "20 steps" in text and "0 workers, 2 envs" in text and "env-bound" in text
-
-
-@pytest.mark.deep
 def test_an_option_that_is_set_is_not_advised():
     for case, (stats, _, option) in CASES.items():
         name = option.split("=")[0]
@@ -575,15 +452,6 @@ def test_the_options_that_are_set_are_known():
     ):
         with closing(ShmVectorEnv([Counter] * 2, **options)) as envs:
             assert set(envs.stats().options) == known
-
-
-@pytest.mark.deep
-def test_a_verdict_that_is_not_sure_says_what_would_tell():
-    replaced = CASES["envs that compute, in a worker that has been replaced"][0].verdict
-    assert "stats() - before of a time without restarts" in replaced.advice
-    assert "on a quieter machine" in CASES["another program on the cores"][0].verdict.advice
-    few = made([env((4, MS))] * 2, workers=2, waited=0.01, elapsed=0.02, batches=4).verdict
-    assert few.kind == "too early" and "at least 5 steps" in few.advice
 
 
 @pytest.mark.deep
