@@ -438,7 +438,7 @@ def failing(tree: Path, tests: list[str], marks: str, limit_s: float) -> str:
     if status in (0, 5):  # 5: none was chosen
         return ""
     named = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", output, re.MULTILINE)
-    return named[1] if named else output.strip().splitlines()[-1]
+    return named[1] if named else (output.strip().splitlines() or [f"status {status}"])[-1]
 
 
 def is_mine(test: str, base: Path, limit_s: float) -> bool:
