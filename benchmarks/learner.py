@@ -1,29 +1,38 @@
-"""A learner to measure vector envs with: PPO by torch, which keeps account of where its time goes.
+"""Learners to measure vector envs with, by torch: they keep account of where their time goes.
 
-The algorithm is Schulman et al., 2017 (arXiv:1707.06347), with generalised advantages, and all is
-done in one process, collecting and learning by turns, as single-file scripts do.
+PPO (Schulman et al., 2017, arXiv:1707.06347), with generalised advantages, collects with all envs,
+then learns, by turns. DQN (Mnih et al., 2015) and SAC (Haarnoja et al., 2018, arXiv:1812.05905) are
+of the sizes that CleanRL's single-file scripts have: a step of all envs is begun, then the learner
+learns from what it has met before, as often as there are envs, then the step's results are taken.
+The envs compute meanwhile, if the vector env lets them; whether it does changes nothing about what
+is learned. Steps are copied into arrays, or the workers record them. All is done in one process.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 from torch import nn
-from torch.distributions import Categorical, Normal
+from torch.distributions import Categorical, Independent, Normal
 
 from shmvec import Pipeline
 
-__all__ = ["PARTS", "Clock", "Recipe", "Threads", "Training", "convolutions", "network"]
+__all__ = ["BUFFER", "DQN", "PARTS", "PPO", "SAC", "Clock", "PixelDQN", "Recipe", "Threads"]
 
 PARTS = ("env", "policy", "learning", "handling")
+BUFFER = 20_000  # steps that are kept to be learned from
+_GAMMA = 0.99  # how much a later reward counts
+_LAMBDA = 0.95  # how far generalised advantages look ahead
+_WIDTH = 64  # of the layers of PPO's networks that see no images
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,7 @@ class Recipe:
         epochs: How often an update goes through them.
         minibatches: In how many parts each time.
         learning_rate: Adam's.
-        gamma: How much a later reward counts.
-        gae_lambda: How far advantages look ahead.
         entropy: How much the policy's entropy counts.
-        width: Of the layers of networks that see no images.
     """
 
     num_envs: int = 8
@@ -47,10 +53,7 @@ class Recipe:
     epochs: int = 4
     minibatches: int = 4
     learning_rate: float = 2.5e-4
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
     entropy: float = 0.01
-    width: int = 64
 
     @property
     def steps(self) -> int:
@@ -95,6 +98,43 @@ class Clock:
         self._last = now
 
 
+class Learner:
+    """A training run on a vector env, of as many iterations as are called for.
+
+    Attributes:
+        clock: Where the time has gone since it began.
+        returns: Of the episodes that have ended, where envs tell them (RecordEpisodeStatistics).
+        steps: Env steps made; resets are none.
+    """
+
+    def __init__(self, envs: Any, seed: int) -> None:
+        """Makes a learner, for envs with the autoreset mode NEXT_STEP."""
+        torch.manual_seed(seed)
+        self._envs = envs
+        self.returns: list[float] = []
+        self.steps = 0
+        self.clock = Clock()
+
+    def weights(self) -> float:
+        """The sum of all weights: equal for runs that have learned the same."""
+        return float(sum(part.detach().double().sum() for part in self._parameters()))
+
+    def digest(self) -> str:
+        """Of the learning curve: of each episode's return."""
+        return hashlib.sha256(np.asarray(self.returns, np.float64).tobytes()).hexdigest()[:12]
+
+    def iterate(self) -> None:
+        """Makes some steps, and learns."""
+        raise NotImplementedError
+
+    def _parameters(self) -> list[Any]:
+        raise NotImplementedError
+
+    def _record(self, infos: dict[str, Any]) -> None:
+        if "_episode" in infos:
+            self.returns += infos["episode"]["r"][infos["_episode"]].tolist()
+
+
 def network(inputs: int, width: int, outputs: int, gain: float, activation: Any = nn.Tanh) -> Any:
     """Two hidden layers, initialised orthogonally."""
     layers: list[Any] = []
@@ -119,10 +159,13 @@ def convolutions(channels: int) -> Any:
     )
 
 
+# ---- PPO -----------------------------------------------------------------------------------------
+
+
 class _Agent:
     """A policy and a value function: one network for images, else one for each."""
 
-    def __init__(self, observations: Any, actions: Any, width: int, device: torch.device) -> None:
+    def __init__(self, observations: Any, actions: Any, device: torch.device) -> None:
         self.images = len(observations.shape) == 3
         self.discrete = isinstance(actions, gym.spaces.Discrete)
         outputs = int(actions.n) if self.discrete else math.prod(actions.shape)
@@ -135,8 +178,8 @@ class _Agent:
             self._parts = nn.ModuleList([trunk, policy, value])
         else:
             inputs = math.prod(observations.shape)
-            policy = network(inputs, width, outputs, 0.01)
-            self._parts = nn.ModuleList([policy, network(inputs, width, 1, 1.0)])
+            policy = network(inputs, _WIDTH, outputs, 0.01)
+            self._parts = nn.ModuleList([policy, network(inputs, _WIDTH, 1, 1.0)])
         self._parts.to(device)  # the same weights at first, wherever they are
         self._log_std = nn.Parameter(torch.zeros(0 if self.discrete else outputs, device=device))
         self.parameters = [*self._parts.parameters(), self._log_std]
@@ -151,17 +194,8 @@ class _Agent:
         outputs = policy(observations)
         if self.discrete:
             return Categorical(logits=outputs), value(observations)[:, 0]
-        return Normal(outputs, self._log_std.exp().expand_as(outputs)), value(observations)[:, 0]
-
-    def log_prob(self, policy: Any, actions: Any) -> Any:
-        """Of each env's action."""
-        log_probs = policy.log_prob(actions)
-        return log_probs if self.discrete else log_probs.sum(1)
-
-    def entropy(self, policy: Any) -> Any:
-        """Of each env's distribution."""
-        entropy = policy.entropy()
-        return entropy if self.discrete else entropy.sum(1)
+        policy = Independent(Normal(outputs, self._log_std.exp().expand_as(outputs)), 1)
+        return policy, value(observations)[:, 0]
 
 
 @dataclass
@@ -178,18 +212,12 @@ class _Kept:
     was_over: Any  # the step was a reset, as the mode NEXT_STEP makes them
 
 
-class Training:
-    """A training run on a vector env, of as many iterations as are called for.
-
-    Attributes:
-        clock: Where the time has gone since it began.
-        returns: Of the episodes that have ended, where envs tell them (RecordEpisodeStatistics).
-        steps: Env steps made; resets are none.
-    """
+class PPO(Learner):
+    """Collects with all envs, then learns."""
 
     def __init__(
         self,
-        envs: VectorEnv[Any, Any, Any],
+        envs: Any,
         recipe: Recipe,
         *,
         seed: int = 1,
@@ -201,7 +229,7 @@ class Training:
         """Makes a learner and resets the envs.
 
         Args:
-            envs: A vector env with the autoreset mode NEXT_STEP.
+            envs: A vector env.
             recipe: What to do.
             seed: Of the learner and the envs.
             rollouts: Workers write where the learner reads: ``ShmVectorEnv.rollout``.
@@ -209,27 +237,24 @@ class Training:
             device: Where the networks are, and what they learn from.
             threads: Torch's; None: they are left alone.
         """
-        torch.manual_seed(seed)
-        self._envs, self._recipe, self._threads = envs, recipe, threads
+        super().__init__(envs, seed)
+        self._recipe, self._threads = recipe, threads
         self._device = torch.device(device)
         self._on_host = self._device.type == "cpu"
         space = envs.single_observation_space
-        self._agent = _Agent(space, envs.single_action_space, recipe.width, self._device)
+        self._agent = _Agent(space, envs.single_action_space, self._device)
         self._optimizer = torch.optim.Adam(
             self._agent.parameters, lr=recipe.learning_rate, eps=1e-5
         )
-        self.returns: list[float] = []
-        self.steps = 0
         self._copies = self._empty()
         observations, _ = envs.reset(seed=seed)
         self._observations = self._moved(observations)
         self._over = torch.zeros(recipe.num_envs, dtype=torch.bool, device=self._device)
         self._collect = self._into_rollouts if rollouts else self._with_copies
         if pipeline:
-            shm: Any = envs
-            self._pipeline = Pipeline(shm, self._answer, device=self._device)
+            self._pipeline = Pipeline(envs, self._answer, device=self._device)
             self._collect = self._by_pipeline
-        self.clock = Clock()
+        self.clock.resume()
 
     def iterate(self) -> None:
         """Collects once, and learns from it."""
@@ -248,13 +273,8 @@ class Training:
         if threads is not None and threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 
-    def weights(self) -> float:
-        """The sum of all weights: equal for runs that have learned the same."""
-        return float(sum(part.detach().double().sum() for part in self._agent.parameters))
-
-    def digest(self) -> str:
-        """Of the learning curve: of each episode's return."""
-        return hashlib.sha256(np.asarray(self.returns, np.float64).tobytes()).hexdigest()[:12]
+    def _parameters(self) -> list[Any]:
+        return self._agent.parameters
 
     def _moved(self, batch: Any) -> Any:
         """A tensor where the networks are; on the CPU of the same memory."""
@@ -262,30 +282,23 @@ class Training:
 
     def _empty(self) -> _Kept:
         shape = self._recipe.num_steps, self._recipe.num_envs
-        envs: Any = self._envs
-        actions, images = envs.single_action_space, self._agent.images
+
+        def zeros(size: tuple[int, ...], kind: Any) -> Any:
+            return torch.zeros(*shape, *size, dtype=kind, device=self._device)
+
+        seen, acted = self._envs.single_observation_space, self._envs.single_action_space
         return _Kept(
-            torch.zeros(
-                *shape,
-                *envs.single_observation_space.shape,
-                dtype=torch.uint8 if images else torch.float32,
-                device=self._device,
-            ),
-            torch.zeros(
-                *shape,
-                *actions.shape,
-                dtype=torch.int64 if self._agent.discrete else torch.float32,
-                device=self._device,
-            ),
-            *(torch.zeros(shape, device=self._device) for _ in range(4)),
-            *(torch.zeros(shape, dtype=torch.bool, device=self._device) for _ in range(2)),
+            zeros(seen.shape, torch.uint8 if self._agent.images else torch.float32),
+            zeros(acted.shape, torch.int64 if self._agent.discrete else torch.float32),
+            *(zeros((), torch.float32) for _ in range(4)),
+            *(zeros((), torch.bool) for _ in range(2)),
         )
 
     def _act(self, observations: Any) -> tuple[Any, Any, Any]:
         with torch.no_grad():
             policy, values = self._agent(observations)
             actions = policy.sample()
-            return actions, self._agent.log_prob(policy, actions), values
+            return actions, policy.log_prob(actions), values
 
     def _with_copies(self) -> _Kept:
         """Keeps copies of each step's results."""
@@ -312,8 +325,7 @@ class Training:
     def _into_rollouts(self) -> _Kept:
         """Learns from where workers have written."""
         clock = self.clock
-        envs: Any = self._envs
-        rollout = envs.rollout(self._recipe.num_steps, pin=not self._on_host)
+        rollout = self._envs.rollout(self._recipe.num_steps, pin=not self._on_host)
         written = torch.from_numpy(rollout.observations)
         observations = written[:-1] if self._on_host else self._copies.observations
         log_probs, values = self._copies.log_probs, self._copies.values
@@ -363,16 +375,12 @@ class Training:
             over[:-1],
         )
 
-    def _record(self, infos: dict[str, Any]) -> None:
-        if "_episode" in infos:
-            self.returns += infos["episode"]["r"][infos["_episode"]].tolist()
-
     def _advantages(self, kept: _Kept, last: Any) -> Any:
         """Generalised advantages; sums stop where an episode ends."""
         recipe = self._recipe
         following = torch.cat([kept.values[1:], last[None]])
-        deltas = kept.rewards + recipe.gamma * following * (1 - kept.terminations) - kept.values
-        carries = recipe.gamma * recipe.gae_lambda * (~kept.ends).float()
+        deltas = kept.rewards + _GAMMA * following * (1 - kept.terminations) - kept.values
+        carries = _GAMMA * _LAMBDA * (~kept.ends).float()
         advantages, carried = torch.empty_like(deltas), torch.zeros_like(last)
         for t in reversed(range(recipe.num_steps)):
             advantages[t] = carried = deltas[t] + carries[t] * carried
@@ -396,16 +404,252 @@ class Training:
         for _ in range(recipe.epochs):
             for batch in torch.randperm(len(rows)).to(self._device).split(size):
                 policy, values = agent(observations[batch])
-                ratio = (agent.log_prob(policy, actions[batch]) - old_log_probs[batch]).exp()
+                ratio = (policy.log_prob(actions[batch]) - old_log_probs[batch]).exp()
                 gain = gains[batch]
                 gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
                 surrogate = torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
                 loss = (
                     -surrogate.mean()
                     + 0.25 * (values - returns[batch]).square().mean()
-                    - recipe.entropy * agent.entropy(policy).mean()
+                    - recipe.entropy * policy.entropy().mean()
                 )
                 self._optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters, 0.5)
                 self._optimizer.step()
+
+
+# ---- DQN and SAC ---------------------------------------------------------------------------------
+
+
+class OffPolicy(Learner):
+    """Learns between the steps of all envs."""
+
+    batch_size = 128
+    learning_starts = 500  # steps
+
+    def __init__(
+        self, envs: Any, *, waits: bool, threads: int, seed: int = 1, replay: Any = None
+    ) -> None:
+        """Makes a learner and resets the env.
+
+        Args:
+            envs: A vector env.
+            waits: It calls ``step`` before it learns; else ``step_async``.
+            threads: Torch's.
+            seed: Of the learner and the env.
+            replay: A shmvec.Replay of them, from which it learns; None: from what it copies.
+        """
+        torch.set_num_threads(threads)
+        super().__init__(envs, seed)
+        self._random = np.random.default_rng(seed)
+        self._waits, self._replay = waits, replay
+        self._make(envs.single_observation_space, envs.single_action_space)
+        size, actions = envs.single_observation_space.shape, envs.single_action_space
+        kind = np.uint8 if len(size) == 3 else np.float32
+        self._met = {
+            "observations": np.zeros((BUFFER, *size), kind),
+            "following": np.zeros((BUFFER, *size), kind),
+            "actions": np.zeros((BUFFER, *actions.shape), actions.dtype),
+            "rewards": np.zeros(BUFFER, np.float32),
+            "terminations": np.zeros(BUFFER, np.float32),
+        }
+        self._iterations = 0
+        self._over = np.zeros(envs.num_envs, bool)
+        self._observations, _ = envs.reset(seed=seed)
+        self.clock.resume()
+
+    def iterate(self) -> None:
+        """Makes a step of all envs, and learns meanwhile."""
+        envs, clock = self._envs, self.clock
+        actions = self._act(self._observations)
+        clock("policy")
+        if self._waits:
+            results = envs.step(actions)
+        else:
+            envs.step_async(actions)
+        clock("env")
+        for _ in range(envs.num_envs):
+            if self.steps >= self.learning_starts:
+                self._learn(self._batch)
+            self._iterations += 1
+        clock("learning")
+        if not self._waits:
+            results = envs.step_wait()
+        clock("env")
+        observations, rewards, terminations, truncations, infos = results
+        stepped = np.flatnonzero(~self._over)  # of the others this was the reset
+        if self._replay is None:
+            rows = (self.steps + np.arange(len(stepped))) % BUFFER
+            for name, values in (
+                ("observations", self._observations),
+                ("following", observations),
+                ("actions", actions),
+                ("rewards", rewards),
+                ("terminations", terminations),
+            ):
+                self._met[name][rows] = values[stepped]
+        self.steps += len(stepped)
+        self._over = terminations | truncations
+        self._observations = observations
+        self._record(infos)
+        clock("handling")
+
+    def _batch(self) -> dict[str, Any]:
+        """What was met, at random."""
+        if self._replay is not None:
+            drawn = self._replay.sample(self.batch_size, device="cpu")
+            kind = torch.from_numpy(self._met["observations"]).dtype
+            return {
+                "observations": drawn.observations.to(kind),
+                "following": drawn.next_observations.to(kind),
+                "actions": drawn.actions,
+                "rewards": drawn.rewards,
+                "terminations": drawn.terminations.float(),
+            }
+        rows = self._random.integers(min(self.steps, BUFFER), size=self.batch_size)
+        return {name: torch.from_numpy(met[rows]) for name, met in self._met.items()}
+
+    def _make(self, observations: Any, actions: Any) -> None:
+        """Makes the networks."""
+        raise NotImplementedError
+
+    def _act(self, observations: Any) -> Any:
+        raise NotImplementedError
+
+    def _learn(self, batch: Callable[[], dict[str, Any]]) -> None:
+        raise NotImplementedError
+
+
+class DQN(OffPolicy):
+    """Learns from a batch every ten steps.
+
+    Attributes:
+        every: How many steps it makes between two batches.
+        exploration: In so many steps it goes from random actions to its own.
+    """
+
+    every, exploration = 10, 5_000
+
+    def _make(self, observations: Any, actions: Any) -> None:
+        self._actions = int(actions.n)
+        self._net = self._network(observations.shape)
+        self._target = copy.deepcopy(self._net)
+        self._optimizer = torch.optim.Adam(self._net.parameters(), lr=2.5e-4)
+
+    def _parameters(self) -> list[Any]:
+        return list(self._net.parameters())
+
+    def _network(self, shape: tuple[int, ...]) -> Any:
+        return network(shape[0], 120, self._actions, 1.0, nn.ReLU)
+
+    def _act(self, observations: Any) -> Any:
+        n = len(observations)
+        exploring = self._random.random(n) < max(0.05, 1 - self.steps / self.exploration)
+        chosen = self._random.integers(self._actions, size=n)
+        if not exploring.all():
+            with torch.no_grad():
+                best = self._net(torch.as_tensor(observations)).argmax(1).numpy()
+            chosen[~exploring] = best[~exploring]
+        return chosen
+
+    def _learn(self, batch: Callable[[], dict[str, Any]]) -> None:
+        if self._iterations % self.every:
+            return
+        met = batch()
+        with torch.no_grad():
+            best = self._target(met["following"]).amax(1)
+            targets = met["rewards"] + _GAMMA * best * (1 - met["terminations"])
+        values = self._net(met["observations"]).gather(1, met["actions"][:, None])[:, 0]
+        self._optimizer.zero_grad()
+        nn.functional.mse_loss(values, targets).backward()
+        self._optimizer.step()
+        if self._iterations % 500 == 0:
+            self._target.load_state_dict(self._net.state_dict())
+
+
+class _Scaled(nn.Module):
+    def forward(self, frames: Any) -> Any:
+        return frames.float() / 255
+
+
+class PixelDQN(DQN):
+    """Learns from stacked frames, as Mnih et al. do: from a batch of 32 every four steps."""
+
+    batch_size, every = 32, 4
+
+    def _network(self, shape: tuple[int, ...]) -> Any:
+        return nn.Sequential(_Scaled(), convolutions(shape[0]), nn.Linear(512, self._actions))
+
+
+class SAC(OffPolicy):
+    """Learns from a batch every step: two critics, a policy and the entropy's weight."""
+
+    batch_size = 256
+    learning_starts = 100
+
+    def _make(self, observations: Any, actions: Any) -> None:
+        self._actions = actions.shape[0]
+        inputs = observations.shape[0]
+        self._policy = network(inputs, 256, 2 * self._actions, 1.0, nn.ReLU)
+        self._critics = nn.ModuleList(
+            network(inputs + self._actions, 256, 1, 1.0, nn.ReLU) for _ in range(2)
+        )
+        self._targets = copy.deepcopy(self._critics)
+        self._log_alpha = nn.Parameter(torch.zeros(1))
+        self._policy_optimizer = torch.optim.Adam(self._policy.parameters(), lr=3e-4)
+        self._critic_optimizer = torch.optim.Adam(self._critics.parameters(), lr=1e-3)
+        self._alpha_optimizer = torch.optim.Adam([self._log_alpha], lr=1e-3)
+
+    def _parameters(self) -> list[Any]:
+        return [*self._policy.parameters(), *self._critics.parameters(), self._log_alpha]
+
+    def _draw(self, observations: Any) -> tuple[Any, Any]:
+        """Actions in (-1, 1), and their log-probabilities."""
+        means, log_stds = self._policy(observations).chunk(2, 1)
+        normal = torch.distributions.Normal(means, (3.5 * log_stds.tanh() - 1.5).exp())
+        raw = normal.rsample()
+        actions = raw.tanh()
+        log_probs = normal.log_prob(raw) - 2 * (
+            math.log(2) - raw - nn.functional.softplus(-2 * raw)
+        )
+        return actions, log_probs.sum(1)
+
+    def _act(self, observations: Any) -> Any:
+        if self.steps < self.learning_starts:
+            return self._random.uniform(-1, 1, (1, self._actions)).astype(np.float32)
+        with torch.no_grad():
+            return self._draw(torch.as_tensor(observations).float())[0].numpy()
+
+    def _learn(self, batch: Callable[[], dict[str, Any]]) -> None:
+        met = batch()
+        alpha = self._log_alpha.exp().detach()
+
+        def values(critics: Any, observations: Any, actions: Any) -> Any:
+            inputs = torch.cat([observations, actions.float()], 1)
+            return torch.stack([critic(inputs)[:, 0] for critic in critics])
+
+        with torch.no_grad():
+            actions, log_probs = self._draw(met["following"])
+            best = values(self._targets, met["following"], actions).amin(0) - alpha * log_probs
+            targets = met["rewards"] + _GAMMA * (1 - met["terminations"]) * best
+        errors = values(self._critics, met["observations"], met["actions"]) - targets
+        self._critic_optimizer.zero_grad()
+        errors.square().mean(1).sum().backward()
+        self._critic_optimizer.step()
+        for _ in range(2 * (self._iterations % 2 == 0)):  # every other step, twice
+            actions, log_probs = self._draw(met["observations"])
+            best = values(self._critics, met["observations"], actions).amin(0)
+            self._policy_optimizer.zero_grad()
+            (alpha * log_probs - best).mean().backward()
+            self._policy_optimizer.step()
+            self._alpha_optimizer.zero_grad()
+            missing = log_probs.detach() - self._actions  # of the entropy that is wanted
+            (-self._log_alpha.exp() * missing).mean().backward()
+            self._alpha_optimizer.step()
+            alpha = self._log_alpha.exp().detach()
+        with torch.no_grad():
+            for old, new in zip(
+                self._targets.parameters(), self._critics.parameters(), strict=True
+            ):
+                old.lerp_(new, 0.005)

@@ -4,6 +4,8 @@
     python benchmarks/training.py                        # all runs
     python benchmarks/training.py --run cheetah --threads 1 2 1,2 --system sync ours rollout
     python benchmarks/training.py --run pong --num-envs 128 --steps 65536 --device cuda
+    python benchmarks/training.py tune CartPole-v1 --num-envs 8
+    python benchmarks/training.py tune my_env.py:MyEnv --num-envs 16 --kwargs '{"level": 3}'
 
 PPO in the shape of CleanRL's single-file scripts, on envs wrapped as those do it: collect with all
 envs, then learn, by turns. DQN and SAC have one env, or --num-envs, and a learner that computes
@@ -25,7 +27,8 @@ thread, by its other threads (EnvPool's envs are among them) and by workers, by 
 shares of a core. "return" is the mean over the last quarter of the episodes. "curve" is a digest of
 all episodes' returns and the sum of the weights at the end, of the first turn. (Later ones differ
 where wrappers go on normalising.) Runs on the same envs with the same number of threads must agree
-in every turn: else the script fails.
+in every turn: else the script fails. --seconds is for each kind of run: with less than its rounds
+take, there are fewer.
 
 --device says where PPO's networks are, and what they learn from: on a GPU sums may be added in
 another order in each run, and other curves are no failure. What --json's file has of other runs,
@@ -33,13 +36,20 @@ systems and devices stays there, with all returns of first turns; it is written 
 
 --threads says how many threads torch has within an operation: "1,2" is 1 while it collects and 2
 while it learns. Other numbers of threads add in another order, and learn something else in the end.
+
+tune finds the best workers and threads for an env whose learner shares the cores with it. PPO
+trains with the candidates by turns, in slices, in one run, SyncVectorEnv beside them: numbers of
+workers, each with several numbers of threads while it collects and while it learns, and for the
+best of these the wait policies. Collecting and learning alternate, so workers and the learner's
+threads want the same cores at different times; threads that spin for more work when theirs is done
+(OpenMP's) want them at the wrong one. A candidate must be more than 3 % faster than a simpler one
+to be preferred to it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import json
 import os
 import statistics
@@ -47,99 +57,105 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TextIO
 
 import gymnasium as gym
 import torch
+from gymnasium.vector import SyncVectorEnv
 from harness import (
     WORKLOADS,
     Apart,
     Row,
+    arguments,
     cartpole,
     cheetah,
     clipped,
     cpu_s,
+    heading,
     merged,
     pong,
     read_rows,
     slow_cartpole,
     write_results,
 )
-from learner import PARTS, Recipe, Threads, Training
-from offpolicy import BUFFER, DQN, SAC, OffPolicy, PixelDQN
+from learner import BUFFER, DQN, PARTS, PPO, SAC, Learner, PixelDQN, Recipe, Threads
 
 import shmvec
-from shmvec._commands.measuring import described, line, machine, spread, turns
-from shmvec._cores import descendants
+from shmvec._commands.measuring import (
+    SIMPLER,
+    EnvFn,
+    Progress,
+    Slice,
+    described,
+    line,
+    machine,
+    race,
+    simplest,
+    spread,
+    turns,
+)
+from shmvec._cores import WAIT_POLICIES, descendants, usable_cores
+from shmvec._named import find_env
 
-
-def bare_cheetah() -> gym.Env[Any, Any]:
-    """HalfCheetah as it is."""
-    return WORKLOADS["HalfCheetah-v5"].make()
+# ---- runs ----------------------------------------------------------------------------------------
 
 
 def recorded_cheetah() -> gym.Env[Any, Any]:
     """HalfCheetah as CleanRL's sac_continuous_action.py wraps it."""
-    return gym.wrappers.RecordEpisodeStatistics(bare_cheetah())
+    return gym.wrappers.RecordEpisodeStatistics(WORKLOADS["HalfCheetah-v5"].make())
 
 
-class Run:
-    """A kind of training run."""
+class Run(NamedTuple):
+    """A kind of training run.
 
-    def __init__(
-        self,
-        make: Callable[[], gym.Env[Any, Any]],
-        steps: int,
-        recipe: Any,
-        workload: str,
-        task: str,
-        num_envs: int = 1,
-    ) -> None:
-        """What is trained on and how.
+    Attributes:
+        make: Makes one env.
+        steps: How many steps a run makes, of all envs.
+        recipe: How it learns: a Recipe for PPO, else a class of learner.py.
+        workload: Says what has to be installed.
+        task: What EnvPool has; nothing if it has no such env.
+        envs: Their number, unless its recipe says it.
+    """
 
-        Args:
-            make: Makes one env.
-            steps: How many steps a run makes, of all envs.
-            recipe: How it learns: a Recipe for PPO, else a class of offpolicy.py.
-            workload: Says what has to be installed.
-            task: What EnvPool has; nothing if it has no such env.
-            num_envs: Number of envs, unless its recipe says it.
-        """
-        self.make, self.steps, self.recipe = make, steps, recipe
-        self.missing, self.task = WORKLOADS[workload].missing(), task
-        self.num_envs = recipe.num_envs if self.ppo else num_envs
-
-    def of(self, num_envs: int | None) -> Run:
-        """The same with so many envs."""
-        if num_envs is None:
-            return self
-        changed = copy.copy(self)
-        changed.num_envs = num_envs
-        if self.ppo:
-            changed.recipe = replace(self.recipe, num_envs=num_envs)
-        return changed
+    make: EnvFn
+    steps: int
+    recipe: Any
+    workload: str
+    task: str
+    envs: int = 1
 
     @property
     def ppo(self) -> bool:
         """Whether it collects, and then learns."""
         return isinstance(self.recipe, Recipe)
 
+    @property
+    def num_envs(self) -> int:
+        """Number of envs."""
+        return self.recipe.num_envs if self.ppo else self.envs
+
+    def of(self, num_envs: int | None) -> Run:
+        """The same with so many envs."""
+        if num_envs is None:
+            return self
+        recipe = replace(self.recipe, num_envs=num_envs) if self.ppo else self.recipe
+        return self._replace(recipe=recipe, envs=num_envs)
+
 
 _CHEETAH = Recipe(num_envs=16, epochs=10, minibatches=32, learning_rate=3e-4, entropy=0.0)
+_LARGE = replace(_CHEETAH, minibatches=4)  # the same, in larger minibatches
 
 RUNS = {
     "cartpole": Run(cartpole, 16_384, Recipe(), "CartPole-v1", "CartPole-v1"),
     "cheetah": Run(cheetah, 8_192, _CHEETAH, "HalfCheetah-v5", "HalfCheetah-v4"),
-    "cheetah-large": Run(  # the same, in larger minibatches
-        cheetah, 16_384, replace(_CHEETAH, minibatches=4), "HalfCheetah-v5", "HalfCheetah-v4"
-    ),
+    "cheetah-large": Run(cheetah, 16_384, _LARGE, "HalfCheetah-v5", "HalfCheetah-v4"),
     "pong": Run(pong, 1_024, Recipe(), "ALE/Pong-v5", "Pong-v5"),
     "dqn": Run(cartpole, 6_000, DQN, "CartPole-v1", "CartPole-v1"),
-    "dqn-1ms": Run(slow_cartpole, 6_000, DQN, "CartPole-v1", "", num_envs=8),
+    "dqn-1ms": Run(slow_cartpole, 6_000, DQN, "CartPole-v1", "", envs=8),
     "dqn-pong": Run(pong, 2_000, PixelDQN, "ALE/Pong-v5", "Pong-v5"),
     "sac": Run(recorded_cheetah, 400, SAC, "HalfCheetah-v5", "HalfCheetah-v4"),
 }
@@ -179,7 +195,7 @@ def vector_env(system: str, run: Run, options: dict[str, Any]) -> Any:
         envs = _EnvPool(envpool.make_gymnasium(run.task, num_envs=run.num_envs, seed=1))
         return normalised(envs) if system == "envpool-normalised" else envs
     if system == "sync":
-        return gym.vector.SyncVectorEnv(fns)
+        return SyncVectorEnv(fns)
     if system.startswith("async"):
         return gym.vector.AsyncVectorEnv(fns)
     return shmvec.ShmVectorEnv(fns, **options)
@@ -207,7 +223,6 @@ class _EnvPool(gym.vector.VectorEnv[Any, Any, Any]):
         batch = partial(gym.vector.utils.batch_space, n=self.num_envs)
         self.observation_space = batch(envs.observation_space)
         self.action_space = batch(envs.action_space)
-        self._kind = envs.action_space.dtype
 
     def reset(self, **_: Any) -> Any:
         """Resets all; seeds are given when it is made."""
@@ -215,65 +230,11 @@ class _EnvPool(gym.vector.VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any) -> Any:
         """Steps all, with actions of the dtype that it wants."""
-        observations, rewards, terminations, truncations, _ = self._envs.step(
-            actions.astype(self._kind)
-        )
-        return observations, rewards, terminations, truncations, {}
+        return *self._envs.step(actions.astype(self.single_action_space.dtype))[:4], {}
 
     def close_extras(self, **_: Any) -> None:
         """Ends it."""
         self._envs.close()
-
-
-def trained(
-    envs: Any, run: Run, system: str, threads: Threads, steps: int, device: str, seed: int
-) -> dict[str, Any]:
-    """One training run."""
-    waits = system.endswith("-waits") or system.startswith(("sync", "envpool"))
-    training: Training | OffPolicy
-    if run.ppo:
-        training = Training(
-            envs,
-            run.recipe,
-            rollouts=system == "rollout",
-            pipeline=system == "pipeline",
-            device=device,
-            threads=threads,
-        )
-        iterations = -(-steps // run.recipe.steps)
-    else:
-        replay = shmvec.Replay(envs, BUFFER, seed=seed) if system == "replay" else None
-        training = run.recipe(envs, waits=waits, threads=threads.learning, seed=seed, replay=replay)
-        iterations = -(-steps // run.num_envs)
-    workers = descendants(os.getpid())
-    me, learner = os.getpid(), threading.get_native_id()
-    begin = time.perf_counter()
-    before = _cpu(me, learner), cpu_s(workers)
-    for _ in range(iterations):
-        training.iterate()
-    wall = time.perf_counter() - begin
-    (main, others), theirs = _cpu(me, learner), cpu_s(workers)
-    if system == "replay":
-        replay.close()
-    return {
-        "wall_s": wall,
-        **{f"{part}_s": seconds for part, seconds in training.clock.seconds.items()},
-        "main_cpu_s": main - before[0][0],
-        "threads_cpu_s": others - before[0][1],
-        "workers_cpu_s": theirs - before[1],
-        "steps": training.steps,
-        "episodes": len(training.returns),
-        "return": statistics.fmean(training.returns[-1 - len(training.returns) // 4 :] or [0.0]),
-        "returns": training.returns,
-        "curve": f"{training.digest()} {training.weights():.9g}",
-    }
-
-
-def _cpu(pid: int, main: int) -> tuple[float, float]:
-    """CPU-seconds of a thread, and of the others of its process."""
-    all_of_them = cpu_s([pid])
-    used = int(Path(f"/proc/{pid}/task/{main}/schedstat").read_text().split()[0]) * 1e-9
-    return used, all_of_them - used
 
 
 class Trainer:
@@ -292,17 +253,57 @@ class Trainer:
         """Makes the envs, and warms up."""
         torch.set_num_threads(threads.learning)
         self._envs = vector_env(system, run, options)
-        self._run = partial(trained, self._envs, run, system, threads, device=device, seed=seed)
-        self._steps = steps
-        self._run(steps=min(steps, run.num_envs * 8))
+        self.close = self._envs.close
+        self._of, self._system, self._threads = run, system, threads
+        self._device, self._seed, self._steps = device, seed, steps
+        self.run(min(steps, run.num_envs * 8))
 
-    def run(self) -> dict[str, Any]:
+    def run(self, steps: int | None = None) -> dict[str, Any]:
         """One turn: a whole run."""
-        return self._run(steps=self._steps)
+        run, system, steps = self._of, self._system, steps or self._steps
+        with contextlib.ExitStack() as stack:
+            learner: Learner
+            if run.ppo:
+                kinds = {"rollouts": system == "rollout", "pipeline": system == "pipeline"}
+                options: Any = {**kinds, "device": self._device, "threads": self._threads}
+                learner = PPO(self._envs, run.recipe, **options)
+                iterations = -(-steps // run.recipe.steps)
+            else:
+                options = {"threads": self._threads.learning, "seed": self._seed}
+                options["waits"] = system.startswith(("sync", "envpool")) or "-waits" in system
+                if system == "replay":
+                    replay = shmvec.Replay(self._envs, BUFFER, seed=self._seed)
+                    options["replay"] = stack.enter_context(contextlib.closing(replay))
+                learner = run.recipe(self._envs, **options)
+                iterations = -(-steps // run.num_envs)
+            return _timed(learner, iterations)
 
-    def close(self) -> None:
-        """Ends the envs."""
-        self._envs.close()
+
+def _timed(learner: Learner, iterations: int) -> dict[str, Any]:
+    """So many iterations, by parts and by users of cores."""
+    workers = descendants(os.getpid())
+    begin, before = time.perf_counter(), _cpu(workers)
+    for _ in range(iterations):
+        learner.iterate()
+    wall, after = time.perf_counter() - begin, _cpu(workers)
+    returns = learner.returns
+    return {
+        "wall_s": wall,
+        **{f"{part}_s": seconds for part, seconds in learner.clock.seconds.items()},
+        **{f"{who}_cpu_s": after[who] - before[who] for who in after},
+        "steps": learner.steps,
+        "episodes": len(returns),
+        "return": statistics.fmean(returns[-1 - len(returns) // 4 :] or [0.0]),
+        "returns": returns,
+        "curve": f"{learner.digest()} {learner.weights():.9g}",
+    }
+
+
+def _cpu(workers: Sequence[int]) -> dict[str, float]:
+    """CPU-seconds of this thread, of the others of its process, and of workers."""
+    pid, thread = os.getpid(), threading.get_native_id()
+    main = int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) * 1e-9
+    return {"main": main, "threads": cpu_s([pid]) - main, "workers": cpu_s(workers)}
 
 
 def measure(
@@ -317,18 +318,14 @@ def measure(
     device = options.device if run.ppo else "cpu"
     running: dict[tuple[str, Threads, str], Apart] = {}
     with contextlib.ExitStack() as stack:
-        keys = []
         for system, threads in product(options.system, options.threads):
-            if system in systems(run):
-                ours = system in ("ours", "ours-waits", "rollout", "pipeline", "replay")
-                variants = options.ours if ours else [{}]
-                keys += [(system, threads, variant) for variant in variants]
-        for system, threads, variant in keys:
-            start = partial(Trainer, system, run, variant, threads, steps, device, options.seed)
-            process = Apart(start, patience=3600)
-            running[system, threads, _shown(variant)] = stack.enter_context(
-                contextlib.closing(process)
-            )
+            if system not in systems(run):
+                continue
+            for variant in options.ours if NAMES[system].startswith("ShmVectorEnv") else [{}]:
+                start = partial(Trainer, system, run, variant, threads, steps, device, options.seed)
+                process = stack.enter_context(contextlib.closing(Apart(start, patience=3600)))
+                shown = " ".join(f"{option}={value}" for option, value in variant.items())
+                running[system, threads, shown] = process
         for key, process in list(running.items()):
             try:
                 process.ready()
@@ -349,6 +346,17 @@ def measure(
 
 def rows(name: str, run: Run, device: str, runs: dict[Any, list[dict[str, Any]]]) -> list[Row]:
     """A row for each contender that has had a turn."""
+
+    def medians(results: Sequence[dict[str, Any]]) -> dict[str, float]:
+        numbers = [key for key, value in results[0].items() if isinstance(value, int | float)]
+        return {key: statistics.median(one[key] for one in results) for key in numbers}
+
+    def ratio(system: str, threads: Threads, results: Any) -> float | None:
+        """How many times faster than another one in the same round."""
+        rounds = zip(runs.get((system, threads, ""), []), results, strict=False)
+        ratios = [other["wall_s"] / one["wall_s"] for other, one in rounds]
+        return statistics.median(ratios) if ratios else None
+
     return [
         {
             "run": name,
@@ -357,36 +365,17 @@ def rows(name: str, run: Run, device: str, runs: dict[Any, list[dict[str, Any]]]
             "system": NAMES[system],
             "options": variant,
             "threads": str(threads),
-            **_medians(results),
+            **medians(results),
             "rounds": len(results),
             "spread": spread([one["wall_s"] for one in results]),
-            "times_sync": _ratio(runs, "sync", threads, results),
-            "times_async": _ratio(runs, "async", threads, results),
+            "times_sync": ratio("sync", threads, results),
+            "times_async": ratio("async", threads, results),
             "curves": [one["curve"] for one in results],
             "returns": [round(each, 1) for each in results[0]["returns"]],
         }
         for (system, threads, variant), results in runs.items()
         if results
     ]
-
-
-def _shown(variant: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in variant.items())
-
-
-def _medians(results: Sequence[dict[str, Any]]) -> dict[str, float]:
-    return {
-        key: statistics.median(one[key] for one in results)
-        for key, value in results[0].items()
-        if isinstance(value, int | float)
-    }
-
-
-def _ratio(runs: dict[Any, Any], system: str, threads: Threads, results: Any) -> float | None:
-    """How many times faster than another one in the same round."""
-    rounds = zip(runs.get((system, threads, ""), []), results, strict=False)
-    ratios = [other["wall_s"] / one["wall_s"] for other, one in rounds]
-    return statistics.median(ratios) if ratios else None
 
 
 def disagreements(rows: Sequence[Row]) -> Iterator[str]:
@@ -403,19 +392,8 @@ def disagreements(rows: Sequence[Row]) -> Iterator[str]:
 
 
 CELL = ("run", "num_envs", "device", "system", "options", "threads")
-HEAD = [
-    "run",
-    "envs",
-    "system",
-    "threads",
-    "wall, s",
-    "spread",
-    "runs",
-    "× Sync",
-    "× Async",
-    *PARTS,
-]
-HEAD += ["main", "threads", "workers", "episodes", "return", "curve"]
+HEAD = ["run", "envs", "system", "threads", "wall, s", "spread", "runs", "× Sync", "× Async"]
+HEAD += [*PARTS, "main", "threads", "workers", "episodes", "return", "curve"]
 
 
 def row_line(row: Row) -> str:
@@ -437,52 +415,39 @@ def _threads(text: str) -> Threads:
     return Threads(*(int(part) for part in (text.split(",") * 2)[:2]))
 
 
-def main() -> None:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def compare() -> None:
+    """Runs the command line without a subcommand."""
+    parser = arguments(__doc__, seconds=0.0)
     parser.add_argument("--run", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--system", nargs="+", choices=NAMES, default=list(NAMES))
-    parser.add_argument(
-        "--threads", nargs="+", type=_threads, default=[Threads()], metavar="T", help="torch's"
-    )
-    parser.add_argument(
-        "--ours",
-        nargs="+",
-        type=json.loads,
-        default=[{}],
-        metavar="JSON",
-        help='options of ShmVectorEnv to try, each as {"num_workers": 1}',
-    )
+    several: Any = {"nargs": "+", "type": _threads, "default": [Threads()]}
+    parser.add_argument("--threads", metavar="T", help="torch's", **several)
+    several |= {"type": json.loads, "default": [{}]}
+    options_help = 'options of ShmVectorEnv to try, each as {"num_workers": 1}'
+    parser.add_argument("--ours", metavar="JSON", help=options_help, **several)
     parser.add_argument("--num-envs", type=int, help="(default: by the run)")
     parser.add_argument("--device", default="cpu", help="torch's name of it")
     parser.add_argument("--steps", type=int, help="of a run (default: by the run)")
     parser.add_argument("--seed", type=int, default=1, help="of DQN and SAC")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--seconds", type=float, help="for each kind of run: fewer rounds if they take longer"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     setup = {**machine(), "torch": torch.__version__}
     if options.device.startswith("cuda"):
         setup["gpu"] = torch.cuda.get_device_name(options.device)
     there = read_rows(options.json, "training", setup)
     print(f"{described(setup)}, torch {setup['torch']}, {setup.get('gpu', 'no GPU')}\n")
-    print(line(*HEAD) + "\n|" + "---|" * len(HEAD), flush=True)
+    print(heading(*HEAD), flush=True)
     found: list[Row] = []
     left_out: dict[str, str] = {}
 
     def keep(new: list[Row]) -> None:
         everything = merged(there, [*found, *new], CELL)
-        write_results(
-            options.json, {"machine": setup, "left_out": left_out, "training": everything}
-        )
+        results = {"machine": setup, "left_out": left_out, "training": everything}
+        write_results(options.json, results)
 
     for name in options.run:
-        if RUNS[name].missing:
-            left_out[name] = f"{' and '.join(RUNS[name].missing)} not installed"
+        if missing := WORKLOADS[RUNS[name].workload].missing():
+            left_out[name] = f"{' and '.join(missing)} not installed"
             continue
         found += measure(name, options, left_out, keep)
         print("\n".join(row_line(row) for row in found if row["run"] == name), flush=True)
@@ -494,5 +459,172 @@ def main() -> None:
         sys.exit(options.device == "cpu")
 
 
+# ---- tune ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """What is tried; the first that are made are the simplest."""
+
+    system: str
+    threads: Threads
+    num_workers: int | None = None
+    wait_policy: str = WAIT_POLICIES[0]
+
+    def __str__(self) -> str:
+        """For the line that says what is being done."""
+        return f"{self.system}, {self.num_workers} workers, {self.wait_policy}, {self.threads}"
+
+
+class Trained:
+    """A contender: a training run that goes on in each turn."""
+
+    def __init__(self, make: EnvFn, recipe: Recipe, candidate: _Candidate) -> None:
+        """Begins it."""
+        fns = [make] * recipe.num_envs
+        settings = {"num_workers": candidate.num_workers, "wait_policy": candidate.wait_policy}
+        sync = candidate.system == NAMES["sync"]
+        envs = SyncVectorEnv(fns) if sync else shmvec.ShmVectorEnv(fns, **settings)
+        self.close = envs.close
+        self.recipe = recipe
+        try:
+            self.training = PPO(envs, recipe, threads=candidate.threads)
+        except BaseException:
+            envs.close()
+            raise
+
+    def run(self, seconds: float) -> Slice:
+        """One turn, of at least so many seconds."""
+        steps, count = self.training.steps, 0
+        self.training.clock.resume()
+        begin = time.perf_counter()
+        while (elapsed := time.perf_counter() - begin) < seconds or not count:
+            self.training.iterate()
+            count += 1
+        batches = count * self.recipe.num_steps
+        return Slice(1e6 * elapsed / batches, (self.training.steps - steps) / elapsed)
+
+
+def tune(
+    make: EnvFn, num_envs: int, *, seconds: float = 1.0, progress: TextIO | None = None
+) -> dict[str, Any]:
+    """Trains with each number of workers and threads, by turns.
+
+    Args:
+        make: Makes one env, with observations in a Box of one dimension, or images (c, 84, 84).
+        num_envs: Number of envs.
+        seconds: How long each candidate is measured.
+        progress: Where to say what is being done.
+
+    Returns:
+        A dict that can be written as JSON: "machine", "recipe", "rows", one a candidate, and
+        "best", one of these.
+    """
+    cores = usable_cores()
+    recipe = Recipe(num_envs=num_envs, num_steps=32)
+    counts = {0, 1, cores - 1, 2 * cores} - {min(cores, num_envs)}
+    workers = [None, *sorted(count for count in counts if 0 <= count <= num_envs)]
+    threads = [Threads()] + [Threads(1, cores), Threads(cores, cores)] * (cores > 1)
+    sync = [_Candidate(NAMES["sync"], each) for each in threads]
+    ours = [_Candidate(NAMES["ours"], each, count) for count, each in product(workers, threads)]
+    say = Progress(progress, f"training with {num_envs} envs")
+    rows = tried(make, recipe, sync + ours, seconds, say)
+    best = simplest(rows[len(sync) :], SIMPLER)
+    candidate = (sync + ours)[rows.index(best)]
+    if candidate.num_workers != 0:
+        # The winner runs again beside them: what is compared was measured at the same time.
+        policies = [replace(candidate, wait_policy=policy) for policy in WAIT_POLICIES]
+        again = tried(make, recipe, sync + policies, seconds, say)[len(sync) :]
+        rows = [row for row in rows if row is not best] + again
+        best = simplest(again, SIMPLER)
+    say.done()
+    return {"machine": machine(), "recipe": asdict(recipe), "rows": rows, "best": best}
+
+
+def tried(
+    make: EnvFn, recipe: Recipe, candidates: Sequence[_Candidate], seconds: float, say: Progress
+) -> list[Row]:
+    """Trains with candidates by turns."""
+    running: dict[Any, Any] = {}
+    starts = {candidate: partial(Trained, make, recipe, candidate) for candidate in candidates}
+    results = race(starts, seconds, say=say, started=running.update)
+    # The best that it can do with each: SyncVectorEnv may have more threads than we.
+    sync = max(
+        (result for candidate, result in results.items() if candidate.system == NAMES["sync"]),
+        key=lambda result: result.median.steps_per_s,
+    )
+    rows = []
+    for candidate, result in results.items():
+        spent = running[candidate].training.clock.seconds
+        batch_us, rate, _ = result.median
+        row = {**asdict(candidate), "batch_us": batch_us, "spread": result.spread}
+        row |= {"steps_per_s": rate, "times_sync": result.ratio(sync)}
+        rows.append({**row, **{part: spent[part] / sum(spent.values()) for part in PARTS}})
+    return rows
+
+
+def report(results: dict[str, Any], code: str) -> Iterator[str]:
+    """The results of :func:`tune`: what was measured, the table, and code to paste."""
+    recipe, sync = results["recipe"], NAMES["sync"]
+    yield f"{described(results['machine'])}\n"
+    yield (
+        f"PPO, {recipe['num_envs']} envs x {recipe['num_steps']} steps, {recipe['epochs']} epochs "
+        f"of {recipe['minibatches']} minibatches.\n"
+    )
+    head = "workers", "policy", "torch's threads", "a step of all, µs", "spread", "steps/s"
+    yield heading(*head, "× Sync", *PARTS)
+    for row in results["rows"]:
+        ours = row["system"] != sync
+        workers = "one a core" if row["num_workers"] is None else str(row["num_workers"])
+        yield line(
+            workers if ours else sync,
+            row["wait_policy"] if ours and row["num_workers"] != 0 else "",
+            Threads(**row["threads"]),
+            *(f"{row['batch_us']:,.0f}", f"{row['spread']:.0%}", f"{row['steps_per_s']:,.0f}"),
+            f"{row['times_sync']:.2f}",
+            *(f"{row[part]:.0%}" for part in PARTS),
+        )
+    best, cores = results["best"], results["machine"]["usable_cores"]
+    usual = asdict(_Candidate(NAMES["ours"], Threads(cores, cores))).items()
+    (defaults,) = (row for row in results["rows"] if usual <= row.items())
+    yield (
+        f"\nBest, {best['times_sync']:.2f} × {sync}, "
+        f"{best['times_sync'] / defaults['times_sync']:.2f} × "
+        f"the defaults of shmvec and torch ({cores} threads):\n"
+    )
+    threads, count = Threads(**best["threads"]), best["num_workers"]
+    yield f"import torch\n{code}"
+    if threads.collecting == threads.learning:
+        yield f"torch.set_num_threads({threads.collecting})"
+    else:
+        yield f"# before you collect: torch.set_num_threads({threads.collecting})"
+        yield f"# before you learn: torch.set_num_threads({threads.learning})"
+    chosen = "" if count is None else f", num_workers={count}"
+    if best["wait_policy"] != WAIT_POLICIES[0]:
+        chosen += f", wait_policy={best['wait_policy']!r}"
+    yield f"envs = shmvec.ShmVectorEnv([make_env] * {recipe['num_envs']}{chosen})"
+    if best["times_sync"] < 1:
+        yield f"# {sync} is faster here: workers are worth {best['times_sync']:.2f} of it"
+
+
+def find_best(rest: Sequence[str]) -> None:
+    """Runs the command line of ``tune``."""
+    parser = arguments(__doc__, nums_envs=[8, 32, 128], seconds=1.0)
+    parser.add_argument("env", metavar="ENV", help="as of python -m shmvec tune")
+    parser.add_argument("--kwargs", type=json.loads, default={}, metavar="JSON", help="of the env")
+    options = parser.parse_args(rest)
+    make, code = find_env(options.env, options.kwargs)
+    found = []
+    for num_envs in options.num_envs:
+        results = tune(make, num_envs, seconds=options.seconds, progress=sys.stderr)
+        print(*report(results, code), sep="\n")
+        found.append(results)
+        if options.json is not None:
+            options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["tune"]:
+        find_best(sys.argv[2:])
+    else:
+        compare()

@@ -64,7 +64,7 @@ def dozing(envs):
     wait_until_dozing([process.pid for process in envs.processes])
 
 
-def run_benchmark(script, folder, *arguments, timeout=110):
+def run_benchmark(script, folder, *arguments):
     """Runs one of benchmarks/; returns what it has printed and its JSON."""
     import shmvec  # not for scripts that import this file for other things
 
@@ -75,7 +75,7 @@ def run_benchmark(script, folder, *arguments, timeout=110):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(file.read_text())
