@@ -15,6 +15,7 @@ from actorcritic_envs import (
     counters,
     kill,
     multi_env,
+    process_of,
     started,
 )
 from envs import Counter, Failing
@@ -86,6 +87,24 @@ def test_a_death_after_the_end_of_an_episode_loses_nothing_but_is_visible():
         assert [observation[0] for observation in observations] == [1, 1]
         assert ["fault" in info for info in infos] == [True, False]
         assert infos[0]["reset_observation"][0] == 0
+
+
+def test_an_envs_exception_is_no_death():
+    env_fns = [Counter, partial(Failing, "step", LookupError("lost"))]
+    envs = create_subprocess_envs(env_fns)
+    pids = [process_of(env).pid for env in envs]
+    with closing(MultiEnv(envs)) as together:
+        together.reset()
+        together.step([1, 1])
+        with pytest.raises(LookupError, match="lost") as raised:
+            together.step([1, 1])
+        assert "env 1" in str(raised.value.__cause__)
+        assert [process_of(env).pid for env in envs] == pids
+        assert envs[0].step(1)[4]["count"] == 3  # the other one has made its step
+        envs[1].reset()
+        envs[1].step(1)
+        with pytest.raises(LookupError):
+            envs[1].step(1)
 
 
 def test_nothing_is_recreated_on_ctrl_c():

@@ -257,6 +257,17 @@ def test_dict_observations_are_a_dict_of_stacked_arrays(split):
 
 
 @pytest.mark.deep
+def test_tuple_observations_are_a_tuple_of_stacked_arrays():
+    space = gym.spaces.Tuple((gym.spaces.Box(0, 1, (2,)), gym.spaces.MultiBinary(3)))
+    with vec_env([partial(Spaces, space)] * 2, num_workers=0) as venv:
+        first, second = venv.reset()
+        assert first.shape == (2, 2) and second.shape == (2, 3)
+        for _ in range(3):
+            venv.step([0, 0])
+        assert [len(last) for last in venv.terminal_observations] == [2, 2]
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("as_list", [True, False])
 def test_dict_and_tuple_actions_come_one_by_one_or_stacked(as_list):
     space = gym.spaces.Dict(

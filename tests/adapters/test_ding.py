@@ -248,6 +248,23 @@ def test_reset_waits_for_envs_in_flight_and_drops_their_steps():
 
 
 @pytest.mark.deep
+def test_launch_that_fails_can_be_repeated():
+    def broken():
+        raise OSError("no simulator")
+
+    with manager(env_fns=[Obedient, broken]) as envs:
+        with pytest.raises(OSError, match="no simulator"):
+            envs.launch()
+        assert envs.closed
+    with manager(num_envs=2, retry_waiting_time=0) as envs:
+        with pytest.raises(RuntimeError, match="Env 1 reset has exceeded"):
+            envs.launch({0: {}, 1: {"stat": "error"}})
+        assert envs.closed and set(envs.env_states.values()) == {EnvState.VOID}
+        envs.launch()
+        assert envs.ready_env == [0, 1]
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("call", ["launch", "reset"])
 @pytest.mark.parametrize(
     ("param", "error", "message"),

@@ -584,6 +584,19 @@ def test_bad_options(options, error, message):
 
 
 @pytest.mark.deep
+def test_an_env_whose_episode_is_over_must_be_reset():
+    with vector_env(walks((1, 2))) as envs:
+        envs.reset()
+        envs.step([RIGHT, RIGHT])
+        for call in (lambda: envs.step([RIGHT, RIGHT]), lambda: envs.step([RIGHT], [0])):
+            with pytest.raises(AssertionError):
+                call()
+        assert envs.get_env_attr("index") == [1, 1]
+        envs.reset([0])
+        assert envs.step([RIGHT, RIGHT])[2].tolist() == [True, True]
+
+
+@pytest.mark.deep
 @settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=5),

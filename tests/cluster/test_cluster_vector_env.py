@@ -239,6 +239,20 @@ def test_without_a_policy_a_lost_node_is_an_error(monkeypatch):
 
 
 @pytest.mark.deep
+def test_a_lost_node_without_room_for_another_is_an_error(monkeypatch):
+    ours = vector_env(
+        num_hosts=1, num_workers=1, start_timeout=1, faults=FaultPolicy(on_crash="restart")
+    )
+    ours.reset(seed=3)
+    lose_next(monkeypatch)
+    ours.step([1] * 5)
+    monkeypatch.setattr(LocalCrew, "ready", lambda crew, tickets, timeout: [])
+    with pytest.raises(RuntimeError, match=r"for 1 of 1 hosts, each of which needs 1 CPUs: there"):
+        ours.step([1] * 5)
+    assert ours.closed
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("on_crash", ["raise", "restart"])
 def test_a_node_is_lost_in_a_call(monkeypatch, on_crash):
     ours = vector_env(
