@@ -196,6 +196,18 @@ def vectors(env_fns, **options):
     return closing(ShmVectorEnv(env_fns, num_workers=2, faults=policy))
 
 
+def test_a_request_that_the_server_refuses_is_an_error(http_env, url):
+    async def play():
+        env = http_env.HttpEnv(url)
+        await env.reset(seed=1)
+        env.number -= 2
+        with pytest.raises(RuntimeError, match="HTTP 409"):
+            await env.step(0)
+        await env.close()
+
+    within(play())
+
+
 def test_workers_give_what_the_envs_would_here(http_env, url):
     local = gym.vector.SyncVectorEnv([Local] * 6)
     with vectors([partial(http_env.HttpEnv, url)] * 6) as envs, closing(local):
