@@ -453,28 +453,6 @@ def test_an_env_that_is_copied_or_pickled_between_steps_is_whole():
     same(other, env, stepper, np.full(6, 0.3))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_vector_envs_are_equal_with_it_and_without(num_workers):
-    def build(on):
-        makes = [partial(gym.make, name, max_episode_steps=15) for name in NAMES[3::2]]
-        makes = [makes[0]] * 2
-        return ShmVectorEnv(makes, num_workers=num_workers, compile_wrappers=on)
-
-    with closing(build(True)) as mine, closing(build(False)) as python:
-        assert seen(mine.reset(seed=1)) == seen(python.reset(seed=1))
-        assert str(mine.stats()).count("3 of 3 compiled") == 1
-        actions = np.random.default_rng(1).normal(size=(60, *mine.action_space.shape))
-        for i, each in enumerate(actions.astype(np.float32)):
-            found, expected = mine.step(each), python.step(each)
-            assert seen(found[:4]) == seen(expected[:4])
-            assert {key: seen(value) for key, value in found[4].items()} == {
-                key: seen(value) for key, value in expected[4].items()
-            }
-            if i == 20:
-                for envs in (mine, python):
-                    envs.set_attr("frame_skip", 3)
-
-
 @pytest.mark.parametrize("compile_wrappers", [False, True])
 def test_a_simulation_that_takes_too_long_is_interrupted(compile_wrappers):
     makes = [lambda: gym.make("HalfCheetah-v5")] * 2

@@ -25,6 +25,7 @@ from test_compiled_wrappers import (
     happens,
     names_of,
     seen,
+    steps_of_both,
 )
 
 from shmvec import FaultPolicy, ShmVectorEnv
@@ -202,14 +203,12 @@ def test_what_the_env_changes_in_its_step_counts_in_this_step(what):
                     stack.__dict__ = {**vars(stack), "obs_queue": deque(stack.obs_queue, maxlen=9)}
             return super().step(action)
 
-    found = []
-    for stepped_by in (lambda env: env, compiled):
+    def make():
         base = Changing()
         env = base.outer = wrappers.FrameStackObservation(wrappers.GrayscaleObservation(base), 4)
-        stepper = stepped_by(env)
-        env.reset()
-        found.append([(happens(partial(stepper.step, 1)), attributes(env)) for _ in range(5)])
-    assert found[0] == found[1]
+        return env
+
+    steps_of_both(make, 5, 1)
 
 
 @pytest.mark.parametrize("skip", [1, 2, 3, 5, 1.0, None])
@@ -220,14 +219,12 @@ def test_frames_to_skip_that_the_env_changes_while_they_are_skipped(skip):
                 vars(self.outer)["_skip"] = skip
             return super().step(action)
 
-    found = []
-    for stepped_by in (lambda env: env, compiled):
+    def make():
         base = Changing(length=19)
         env = base.outer = wrappers.MaxAndSkipObservation(wrappers.OrderEnforcing(base), 4)
-        stepper = stepped_by(env)
-        env.reset()
-        found.append([(happens(partial(stepper.step, 1)), attributes(env)) for _ in range(7)])
-    assert found[0] == found[1]
+        return env
+
+    steps_of_both(make, 7, 1)
 
 
 @pytest.mark.parametrize("at", [1, 5, 6, 8])
@@ -238,14 +235,12 @@ def test_another_env_that_is_set_while_frames_are_skipped_takes_the_next_frame(a
                 self.outer.env = Arcade(script=7, length=2)
             return super().step(action)
 
-    found = []
-    for stepped_by in (lambda env: env, compiled):
+    def make():
         base = Changing(length=19)
         env = base.outer = wrappers.MaxAndSkipObservation(wrappers.OrderEnforcing(base), 4)
-        stepper = stepped_by(env)
-        env.reset()
-        found.append([(happens(partial(stepper.step, 1)), attributes(env)) for _ in range(5)])
-    assert found[0] == found[1]
+        return env
+
+    steps_of_both(make, 5, 1)
 
 
 def test_what_has_no_truth_value_is_asked_for_it_when_python_asks():
@@ -254,13 +249,7 @@ def test_what_has_no_truth_value_is_asked_for_it_when_python_asks():
             observation, reward, _, truncated, info = super().step(action)
             return observation, reward, np.zeros(2, bool), truncated, info
 
-    found = []
-    for stepped_by in (lambda env: env, compiled):
-        env = wrappers.MaxAndSkipObservation(Many(), 2)
-        stepper = stepped_by(env)
-        env.reset()
-        found.append([(happens(partial(stepper.step, 1)), attributes(env)) for _ in range(3)])
-    assert found[0] == found[1]
+    steps_of_both(lambda: wrappers.MaxAndSkipObservation(Many(), 2), 3, 1)
 
 
 def test_frames_that_are_parts_of_the_stack():
@@ -291,21 +280,6 @@ def test_results_are_new_arrays_that_nothing_changes():
 def test_a_dict_is_stacked():
     stepper = follow(partial(wrapped, ["stack"], shape=()), [(("reset",), [0]), *[(None, [1])] * 9])
     assert not [why for _, why in notes_of(stepper) if why]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_vector_env_is_equal_to_gymnasiums(num_workers):
-    makes = [partial(wrapped, ["statistics", "gray", "stack"], script=i) for i in range(2)]
-    with (
-        closing(ShmVectorEnv(makes, num_workers=num_workers)) as mine,
-        closing(gym.vector.SyncVectorEnv(makes)) as python,
-    ):
-        assert seen(mine.reset(seed=1)) == seen(python.reset(seed=1))
-        for _ in range(20):
-            found, expected = mine.step(np.ones(2, int)), python.step(np.ones(2, int))
-            assert seen(found[:4]) == seen(expected[:4])
-        for name in ("obs_queue", "stacked_obs", "episode_count"):
-            assert seen(mine.get_attr(name)) == seen(python.get_attr(name))
 
 
 class Counted:

@@ -321,6 +321,20 @@ def follow(make, script):
     return stepper
 
 
+def steps_of_both(make, steps, action):
+    """What steps do, and all attributes after each: in Python, and the same compiled."""
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        env = make()
+        stepper = stepped_by(env)
+        env.reset()
+        found.append(
+            [(happens(partial(stepper.step, action)), attributes(env)) for _ in range(steps)]
+        )
+    assert found[0] == found[1]
+    return found[1]
+
+
 def wrapped(names, **arguments):
     env = Drawn(**arguments)
     for name in names:

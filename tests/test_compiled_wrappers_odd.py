@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 from gymnasium import wrappers
 from gymnasium.wrappers.utils import RunningMeanStd
-from test_compiled_wrappers import Drawn, Mine, attributes, compiled, happens, names_of, seen
+from test_compiled_wrappers import (
+    Drawn,
+    Mine,
+    attributes,
+    compiled,
+    names_of,
+    seen,
+    steps_of_both,
+)
 
 from shmvec import ShmVectorEnv
 from shmvec.states import StateAccess
@@ -20,18 +28,6 @@ from shmvec.states import StateAccess
 pytestmark = pytest.mark.deep
 
 ACTION = np.zeros(2, np.float32)
-
-
-def both(make, steps=4):
-    """The results of steps, and all attributes: in Python, and compiled."""
-    found = []
-    for stepped_by in (lambda env: env, compiled):
-        env = make()
-        stepper = stepped_by(env)
-        env.reset()
-        results = [seen(stepper.step(ACTION)) for _ in range(steps)]
-        found.append((results, attributes(env)))
-    return found
 
 
 def normal(**arguments):
@@ -53,9 +49,8 @@ def test_a_step_around_which_another_one_is_put_in_the_middle():
                 self.env.step = counted
             return self.env.step(action)
 
-    python, mine = both(lambda: Counting(normal()))
-    assert mine == python
-    assert mine[1][0]["steps"] == seen(4)
+    *_, (_, last) = steps_of_both(lambda: Counting(normal()), 4, ACTION)
+    assert last[0]["steps"] == seen(4)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +61,7 @@ def test_a_step_that_is_called_with_other_arguments(given, named):
         def step(self, action):
             return self.env.step(*given, **named)
 
-    found = []
-    for stepped_by in (lambda env: env, compiled):
-        env = Calling(normal())
-        stepper = stepped_by(env)
-        env.reset()
-        found.append([happens(lambda stepper=stepper: stepper.step(ACTION)) for _ in range(2)])
-    assert found[0] == found[1]
+    steps_of_both(lambda: Calling(normal()), 2, ACTION)
 
 
 def test_the_step_beneath_looks_like_a_method():
@@ -82,8 +71,7 @@ def test_the_step_beneath_looks_like_a_method():
             assert (step.__name__, step.__self__) == ("step", self.env)
             return step(action=action)
 
-    python, mine = both(lambda: Looking(normal()))
-    assert mine == python
+    steps_of_both(lambda: Looking(normal()), 4, ACTION)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
@@ -124,13 +112,7 @@ def test_what_the_env_changes_in_its_step_counts_in_this_step(wrapper):
         base.outer = env
         return env
 
-    found = []
-    for stepped_by in (lambda env: env, compiled):
-        env = make()
-        stepper = stepped_by(env)
-        env.reset()
-        found.append([seen(stepper.step(ACTION)) for _ in range(5)])
-    assert found[0] == found[1]
+    steps_of_both(make, 5, ACTION)
 
 
 def test_a_wrapper_that_gets_another_dict_in_the_middle_keeps_its_count():
@@ -139,16 +121,13 @@ def test_a_wrapper_that_gets_another_dict_in_the_middle_keeps_its_count():
             self.outer.__dict__ = dict(self.outer.__dict__)
             return super().step(action)
 
-    counts = []
-    for stepped_by in (lambda env: env, compiled):
+    def make():
         base = Changing()
-        base.outer = env = wrappers.TimeLimit(base, 10)
-        stepper = stepped_by(env)
-        env.reset()
-        for _ in range(3):
-            stepper.step(ACTION)
-        counts.append(vars(env)["_elapsed_steps"])
-    assert counts == [3, 3]
+        base.outer = wrappers.TimeLimit(base, 10)
+        return base.outer
+
+    *_, (_, last) = steps_of_both(make, 3, ACTION)
+    assert last[0]["_elapsed_steps"] == seen(3)
 
 
 @pytest.mark.parametrize("on", [False, True])
@@ -197,14 +176,7 @@ def test_a_chain_that_is_made_anew_within_its_own_step():
         base.outer = Mine(wrappers.NormalizeObservation(Mine(base.inner)))
         return wrappers.NormalizeReward(base.outer)
 
-    found = []
-    for stepped_by in (lambda env: env, compiled):
-        env = make()
-        stepper = stepped_by(env)
-        env.reset()
-        found.append([seen(stepper.step(ACTION)) for _ in range(40)])
-        found[-1].append(seen(env.unwrapped.inner.obs_rms))
-    assert found[0] == found[1]
+    steps_of_both(make, 40, ACTION)
 
 
 def test_one_wrapper_in_two_chains():
@@ -227,8 +199,7 @@ def test_a_wrapper_that_steps_in_another_thread():
             thread.join(30)
             return results[0]
 
-    python, mine = both(lambda: wrappers.NormalizeReward(Threaded(normal())))
-    assert mine == python
+    steps_of_both(lambda: wrappers.NormalizeReward(Threaded(normal())), 4, ACTION)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, SystemExit, ValueError])

@@ -1,7 +1,6 @@
 """Compiled wrappers of Stable-Baselines3 do as its Python ones, bit for bit."""
 
 import sys
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -17,13 +16,12 @@ from test_compiled_wrappers import (
     check_sources,
     compiled,
     follow,
-    happens,
     module_of,
     names_of,
     seen,
+    steps_of_both,
 )
 
-from shmvec import ShmVectorEnv
 from shmvec._wrappers import notes_of
 
 pytestmark = pytest.mark.deep
@@ -111,14 +109,12 @@ def test_what_the_env_changes_in_its_step_counts_in_this_step(name, what):
                 setattr(self.outer, what, other if what == "env" else dict(vars(self.outer)))
             return super().step(action)
 
-    found = []
-    for stepped_by in (lambda env: env, compiled):
+    def make():
         base = Changing(length=9)
         base.outer = env = WRAPPERS[name](base)
-        stepper = stepped_by(env)
-        env.reset()
-        found.append([(happens(partial(stepper.step, 1)), attributes(env)) for _ in range(4)])
-    assert found[0] == found[1]
+        return env
+
+    steps_of_both(make, 4, 1)
 
 
 def cleanrl(screen):
@@ -135,26 +131,6 @@ def test_a_whole_chain_is_compiled():
     script = [(("reset",) if i % 9 == 0 else None, [i % 4]) for i in range(60)]
     stepper = follow(make, script)
     assert len(names_of(stepper)) == 7
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_vector_env_is_equal_to_gymnasiums(num_workers):
-    makes = [lambda i=i: cleanrl(Arcade(script=i, length=12)) for i in range(2)]
-    with (
-        closing(ShmVectorEnv(makes, num_workers=num_workers)) as mine,
-        closing(gym.vector.SyncVectorEnv(makes)) as python,
-    ):
-        assert seen(mine.reset(seed=1)) == seen(python.reset(seed=1))
-        for i in range(40):
-            actions = np.full(2, i % 4)
-            found, expected = mine.step(actions), python.step(actions)
-            assert seen(found[:4]) == seen(expected[:4])
-            assert sorted(found[4]) == sorted(expected[4])
-            if i == 20:
-                mine.set_attr("lives", 9)
-                python.set_attr("lives", [9, 9])
-        for name in ("lives", "was_real_done", "_obs_buffer", "episode_count"):
-            assert seen(mine.get_attr(name)) == seen(python.get_attr(name))
 
 
 def test_breakout_as_stable_baselines_wraps_it():
