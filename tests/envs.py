@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from copy import deepcopy
 
 import gymnasium as gym
@@ -186,6 +187,32 @@ class TwoArguments(Exception):
 class Unpicklable(Exception):
     def __reduce__(self):
         raise TypeError("not me")
+
+
+class Unreadable(str):
+    """Can be pickled, and not unpickled."""
+
+    def __reduce__(self):
+        return _refuse, ()
+
+
+def _refuse():
+    raise LookupError("cannot be read")
+
+
+class Gated(Counter):
+    """Waits until a file is there: in each step, or in those with one action."""
+
+    def __init__(self, gate, action=None):
+        super().__init__(length=999)
+        self.gate, self.action = gate, action
+
+    def step(self, action):
+        until = time.monotonic() + 60
+        while self.action in (None, action) and not self.gate.exists():
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        return super().step(action)
 
 
 class Failing(Counter):

@@ -15,7 +15,7 @@ from envs import Counter, Failing, Spaces, TwoArguments, Words
 from equality import same
 from tables import deep, paired, row
 
-from shmvec import ShmVectorEnv, WorkerCrashError
+from shmvec import ShmVectorEnv
 from shmvec.exchange import HostedEnv
 
 WORKERS = pytest.mark.parametrize("num_workers", [2, *deep(0)])
@@ -226,17 +226,6 @@ def test_env_fns_that_fail_are_all_named_though_their_workers_have_ended_long_be
     with pytest.raises(gym.error.NameNotFound, match="no such env") as caught:
         ShmVectorEnv([fails, is_built_last, fails], num_workers=3, context=context)
     assert any("env 2: gymnasium.error.NameNotFound" in note for note in caught.value.__notes__)
-
-
-@pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
-def test_a_worker_dies_while_it_builds_its_envs(context):
-    def deadly():
-        import os
-
-        os._exit(7)
-
-    with pytest.raises(WorkerCrashError, match=r"worker 1 \(env 1\) exit code 7"):
-        ShmVectorEnv([make_counter, deadly], num_workers=2, context=context)
 
 
 @pytest.mark.deep

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from envs import Counter
+from envs import Counter, Unreadable
 from tables import deep
 
 import shmvec
@@ -17,15 +17,6 @@ from shmvec import FaultPolicy, ShmVectorEnv
 from shmvec.exchange import Exchange
 
 RESTART = FaultPolicy(on_crash="restart", on_error="restart", backoff_s=0, max_restarts=100)
-
-
-class Unreadable:
-    def __reduce__(self):
-        return _fail, ()
-
-
-def _fail():
-    raise LookupError("cannot be read")
 
 
 class Where(Counter):

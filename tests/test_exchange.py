@@ -8,7 +8,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from envs import Counter
+from envs import Counter, Gated
 from gymnasium.error import ClosedEnvironmentError
 from tables import deep
 from test_partial import Story
@@ -88,18 +88,11 @@ def test_an_order_of_ones_own_is_waited_for_and_nobody_else(tmp_path):
             (tmp_path / "go").unlink()
 
 
-class Gated(Counter):
-    """Its step waits for a file; its method raises."""
+class Waiting(Gated):
+    """Its step with action 7 waits; its method raises."""
 
     def __init__(self, gate):
-        super().__init__(99)
-        self.gate = gate
-
-    def step(self, action):
-        until = time.monotonic() + 60
-        while action == 7 and not self.gate.exists() and time.monotonic() < until:
-            time.sleep(0.001)
-        return super().step(action)
+        super().__init__(gate, action=7)
 
     def fails(self):
         raise LookupError("as asked")
@@ -108,7 +101,7 @@ class Gated(Counter):
 @pytest.mark.deep
 def test_what_a_call_raises_leaves_others_in_flight(tmp_path):
     gate = tmp_path / "gate"
-    with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:
+    with closing(Exchange([lambda: Waiting(gate)] * 2, num_workers=2)) as exchange:
         exchange.ask_reset()
         exchange.take()
         exchange.ask([0], [7])
@@ -130,7 +123,7 @@ def test_an_exception_that_was_caught_keeps_nothing(ask, tmp_path):
     gc.collect()
     gc.disable()
     try:
-        with closing(Exchange([lambda: Gated(tmp_path)] * 2, num_workers=2)) as exchange:
+        with closing(Exchange([lambda: Waiting(tmp_path)] * 2, num_workers=2)) as exchange:
             with pytest.raises((LookupError, AttributeError)):
                 ask(exchange)
         kept = weakref.ref(exchange)
@@ -143,7 +136,7 @@ def test_an_exception_that_was_caught_keeps_nothing(ask, tmp_path):
 @pytest.mark.deep
 def test_what_is_discarded_is_waited_for_by_the_next_call_if_need_be(tmp_path):
     gate = tmp_path / "gate"
-    with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:
+    with closing(Exchange([lambda: Waiting(gate)] * 2, num_workers=2)) as exchange:
         assert exchange.discard()  # nothing is in flight
         exchange.ask_reset()
         exchange.take()
@@ -163,7 +156,7 @@ def test_what_is_discarded_is_waited_for_by_the_next_call_if_need_be(tmp_path):
 
 def test_a_call_that_takes_too_long_is_abandoned(tmp_path):
     gate = tmp_path / "gate"
-    with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:
+    with closing(Exchange([lambda: Waiting(gate)] * 2, num_workers=2)) as exchange:
         exchange.ask_reset()
         exchange.take()
         with pytest.raises(multiprocessing.TimeoutError):
@@ -211,7 +204,7 @@ def test_envs_that_leave_are_closed_and_who_does_not_close_is_ended(workers, tmp
 @pytest.mark.deep
 def test_the_first_of_several_groups_of_a_step_of_all(tmp_path):
     gate = tmp_path / "gate"
-    with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:
+    with closing(Exchange([lambda: Waiting(gate)] * 2, num_workers=2)) as exchange:
         exchange.ask_reset()
         exchange.take()
         exchange.ask(None, [7, 0])

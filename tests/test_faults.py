@@ -6,16 +6,14 @@ import faulthandler
 import logging
 import multiprocessing
 import os
-import select
 import signal
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
 from envs import Counter, Failing
 from processes import dozing, gone, run_script
-from tables import first, paired
+from tables import paired
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 
@@ -70,48 +68,6 @@ def test_close_kills_a_worker_that_ignores_sigterm():
     envs.exchange.ask(None, [0])
     envs.close(timeout=0.2)
     assert processes[0].exitcode in (-signal.SIGKILL, -signal.SIGTERM)
-
-
-class Resting(Counter):
-    """Rests in step(3), or in a call, until it is released; interrupts a process first, if any."""
-
-    def __init__(self, released, gave_up, interrupts):
-        super().__init__(99)
-        self.released, self.gave_up, self.interrupts = released, gave_up, interrupts
-
-    def step(self, action):
-        if action == 3:
-            self.rest()
-        return super().step(action)
-
-    def rest(self):
-        if self.interrupts:
-            os.kill(self.interrupts, signal.SIGINT)
-        if not select.select([self.released], [], [], DEADLINE_S)[0]:
-            self.gave_up.touch()
-
-
-@pytest.mark.parametrize(
-    "call",
-    first([lambda envs: envs.step([3, 3]), lambda envs: envs.call("rest")]),
-    ids=["a step", "a message"],
-)
-def test_ctrl_c_is_raised_while_no_env_answers(call, tmp_path):
-    gave_up = tmp_path / "gave up"
-    released, release = os.pipe()
-    make = [partial(Resting, released, gave_up, pid) for pid in (os.getpid(), None)]
-    envs = ShmVectorEnv(make, num_workers=2, context="fork")
-    try:
-        envs.reset(seed=1)
-        with pytest.raises(KeyboardInterrupt):
-            call(envs)
-        os.write(release, b"go on")
-        envs.reset(seed=1)  # waits for what was interrupted
-        assert not gave_up.exists(), "it was raised only when an env had answered"
-    finally:
-        envs.close()
-        os.close(released)
-        os.close(release)
 
 
 class Interrupted(Counter):

@@ -153,15 +153,6 @@ def test_envs_of_the_first_worker_may_wait_for_those_of_others(start, module, tm
 
 
 @pytest.mark.deep
-def test_the_first_worker_may_fail(start):
-    def fails():
-        raise KeyError("no such env")
-
-    with pytest.raises(KeyError, match="no such env"):
-        start([fails, Counter])
-
-
-@pytest.mark.deep
 def test_what_cannot_be_imported_is_left_to_the_workers(start, module):
     module("fails_elsewhere", "import os\nif 'MINE' not in os.environ:\n    raise KeyError")
     module("leaves", "import sys\nsys.exit(3)")

@@ -11,7 +11,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Counter
+from envs import Counter, Unreadable
 from equality import same
 from overlapping import (
     DEADLINE,
@@ -197,15 +197,6 @@ def test_a_thread_has_no_event_loop():
         with pytest.raises(TypeError, match="returned something to be awaited"):
             envs.call("later")
         envs.step([0] * 4)
-
-
-class Unreadable(str):
-    def __reduce__(self):
-        return _fail, ()
-
-
-def _fail():
-    raise LookupError("cannot be read")
 
 
 @pytest.mark.deep

@@ -11,7 +11,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Counter, Infos
+from envs import Counter, Gated, Infos
 from equality import MODES, same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import SyncVectorEnv
@@ -574,19 +574,6 @@ def test_exceptions_that_do_not_fit_the_pipes():
 
 
 # ---- batches with a deadline ------------------------------------------------------------------
-
-
-class Gated(Counter):
-    """Steps only once its file exists."""
-
-    def __init__(self, gate):
-        super().__init__(999)
-        self.gate = gate
-
-    def step(self, action):
-        while not self.gate.exists():
-            time.sleep(0.001)
-        return super().step(action)
 
 
 @pytest.mark.deep

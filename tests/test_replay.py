@@ -1044,7 +1044,7 @@ def test_a_time_limit_without_a_policy():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("how", ["lockstep", "partial", "rolled"])
+@pytest.mark.parametrize("how", ["partial", "rolled"])
 def test_workers_that_are_killed_at_any_moment(how):
     """Rows that a worker was writing as it died are nobody's."""
     fns = [partial(Frail, index, (5, 40)) for index in range(4)]

@@ -62,9 +62,10 @@ def test_a_worker_that_may_open_no_more_files_says_so():
 
 
 @pytest.mark.deep
-def test_all_that_die_are_named():
+@pytest.mark.parametrize("context", METHODS)
+def test_all_that_die_are_named(context):
     with pytest.raises(WorkerCrashError, match=r"exit code 5.*exit code 6") as caught:
-        ShmVectorEnv([Counter, partial(dies, 5), partial(dies, 6)], num_workers=3, context="fork")
+        ShmVectorEnv([Counter, partial(dies, 5), partial(dies, 6)], num_workers=3, context=context)
     assert caught.value.workers == (1, 2)
 
 
