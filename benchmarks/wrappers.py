@@ -1,28 +1,28 @@
 """What wrappers cost a step: in Python, and compiled.
 
-One env in this process: its bare step, that of its wrappers, and that of their compiled twins, in
-short blocks one after the other; the table has the medians of their times, in µs a step. The floor
-of an Atari chain is what no wrapper saves: four frames, two screens, and to resize one, with the
-same actions after the same resets. Then 32 envs in workers, with `compile_wrappers` off and on, in
-thousands of steps a second; chains where Python is as fast are not compiled there.
+    python benchmarks/wrappers.py
+    python benchmarks/wrappers.py --chain CartPole Hopper --seconds 3
+
+One env in this process: its bare step, that of its wrappers, and that of their compiled twins, by
+turns, in blocks of the same actions after the same resets, which are not measured; the table has
+medians, in µs a step. The floor of an Atari chain is what no wrapper saves: four frames, two
+screens, and to resize one.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
-from statistics import median
+from itertools import count
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers
+from harness import Calls, arguments, heading, write_results
 
-from shmvec import ShmVectorEnv
+from shmvec._commands.measuring import described, line, machine, race
 from shmvec._wrappers import compiled, notes_of
 
 BLOCK = 12  # steps: an untrained CartPole stands for longer
@@ -116,70 +116,59 @@ CHAINS: dict[str, Callable[[], Any]] = {
     "CartPole-v1, with statistics": partial(with_statistics, "CartPole-v1"),
 }
 FLOORS = {PONG: partial(floor_of, colours=True), PREPROCESSED: partial(floor_of, colours=False)}
+WAYS: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
+    "bare": lambda env: env.unwrapped.step,
+    "Python": lambda env: env.step,
+    "compiled": lambda env: compiled_step(env),
+}
 
 
-def one_env(
-    make: Callable[[], Any], floor: Callable[[Any], Any] | None, seconds: float
-) -> list[float]:
-    """Microseconds of a step: bare, wrapped, compiled; and of its floor, if it has one."""
-    envs = [make() for _ in range(4 if floor else 3)]
-    stepper = compiled(envs[2], always=True)
-    steps = [envs[0].unwrapped.step, envs[1].step, stepper.step]
-    if floor:
-        steps.append(floor(envs[3]))
-    space = envs[0].unwrapped.action_space
-    space.seed(1)
-    actions = [space.sample() for _ in range(BLOCK)]
-    times: list[list[float]] = [[] for _ in steps]
-    end = time.perf_counter() + seconds
-    seed = 0
-    while time.perf_counter() < end:
-        seed += 1
-        for env, step, kept in zip(envs, steps, times, strict=True):
-            env.reset(seed=seed)
-            start = time.perf_counter()
-            deque(map(step, actions), maxlen=0)
-            kept.append(1e6 * (time.perf_counter() - start) / BLOCK)
+def compiled_step(env: Any) -> Callable[[Any], Any]:
+    """A step of its wrappers' twins; says which have none."""
+    stepper = compiled(env, always=True)
     left = [why for _, why in notes_of(stepper) if why]
     if left:
         print(f"not all is compiled: {left}")
-    return [median(each) for each in times]
+    return stepper.step
 
 
-def many_envs(make: Callable[[], Any], num_envs: int, seconds: float) -> list[float]:
-    """Steps a second, in thousands: with wrappers in Python, and compiled."""
-    rates: list[list[float]] = [[], []]
-    with (
-        closing(ShmVectorEnv([make] * num_envs, compile_wrappers=False)) as python,
-        closing(ShmVectorEnv([make] * num_envs, compile_wrappers=True)) as twins,
-    ):
-        python.action_space.seed(1)
-        actions = python.action_space.sample()
-        for envs in (python, twins):
-            envs.reset(seed=1)
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            for envs, kept in zip((python, twins), rates, strict=True):
-                start = time.perf_counter()
-                for _ in range(20):
-                    envs.step(actions)
-                kept.append(20e-3 * num_envs / (time.perf_counter() - start))
-    return [median(each) for each in rates]
+def blocks(make: Callable[[], Any], way: Callable[[Any], Callable[[Any], Any]]) -> Calls:
+    """Blocks of steps of an env, each after a reset."""
+    env, seeds = make(), count(1)
+    step = way(env)
+    space = env.unwrapped.action_space
+    space.seed(1)
+    actions = [space.sample() for _ in range(BLOCK)]
+
+    def call(_: Any) -> None:
+        deque(map(step, actions), maxlen=0)
+
+    return Calls(call, env.close, batches=BLOCK, before=lambda: env.reset(seed=next(seeds)))
 
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each chain, twice")
-    parser.add_argument("--num-envs", type=int, default=32)
-    given = parser.parse_args()
-    print(f"| | bare | Python | compiled | floor | {given.num_envs} envs: Python | compiled |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
+    parser = arguments(__doc__, seconds=3.0)
+    parser.add_argument("--chain", nargs="+", default=[""], help="parts of their names")
+    options = parser.parse_args()
+    print(f"{described(machine())}\n")
+    print(heading("µs a step", *WAYS, "floor"), flush=True)
+    rows = []
     for name, make in CHAINS.items():
-        found = one_env(make, FLOORS.get(name), given.seconds)
-        times = " | ".join([f"{each:.2f} µs" for each in found] + [""] * (4 - len(found)))
-        rates = many_envs(make, given.num_envs, given.seconds)
-        print(f"| {name} | {times} | {rates[0]:.1f} k/s | {rates[1]:.1f} k/s |", flush=True)
+        if not any(part in name for part in options.chain):
+            continue
+        ways = {**WAYS, "floor": FLOORS[name]} if name in FLOORS else WAYS
+        starts = {way: partial(blocks, make, step) for way, step in ways.items()}
+        try:
+            results = race(starts, options.seconds)
+        except ImportError as error:
+            print(line(name, error, *[""] * 3))
+            continue
+        row = {way: result.median.batch_us for way, result in results.items()}
+        rows.append({"chain": name, **row})
+        shown = (f"{row[way]:.1f}" if way in row else "" for way in (*WAYS, "floor"))
+        print(line(name, *shown), flush=True)
+    write_results(options.json, {"machine": machine(), "rows": rows})
 
 
 if __name__ == "__main__":
