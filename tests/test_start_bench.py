@@ -48,36 +48,26 @@ def run(tmp_path):
 
 
 def test_rows(run):
-    systems = ["shmvec-n", "async", "torchrl"]
-    shown, results = run("--method", "fork", "forkserver", "--made", "yes", "--system", *systems)
-    head, _, *lines = (
-        line for line in shown.splitlines() if line.startswith("| ") or "|--" in line
-    )
+    shown, results = run("--method", "forkserver", "--made", "yes", "--system", "shmvec-n", "async")
+    head, _, *lines = (line for line in shown.splitlines() if line.startswith("|"))
     columns = [cell.strip() for cell in head.strip("|").split("|")]
     rows = results["rows"]
-    assert len(rows) == len(lines)
     names = ["limit", "ShmVectorEnv, a worker an env", "AsyncVectorEnv"]
-    for method in ("fork", "forkserver"):
-        cell = [row for row in rows if row["method"] == method]
-        assert [row["system"] for row in cell][:3] == names
-        assert [row["workers"] for row in cell[:3]] == [2, 2, 2]
+    assert [row["system"] for row in rows] == names
+    assert [row["workers"] for row in rows] == [2, 2, 2]
     for line, row in zip(lines, rows, strict=True):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert len(cells) == len(columns)
-        assert cells[:5] == ["CartPole-v1", "2", row["method"], "yes", row["system"]]
+        assert cells[:5] == ["CartPole-v1", "2", "forkserver", "yes", row["system"]]
         assert float(cells[columns.index("first obs, s")]) == pytest.approx(
             row["first_s"], abs=0.01
         )
         assert row["first_s"] > 0 and row["close_s"] > 0
         assert row["pss_mb"] > row["private_mb"] > 0
-        if row["system"] == "AsyncVectorEnv":
-            assert row["times_async"] == row["pss_async"] == row["private_async"] == 1
-            assert row["cpu_async"] == 1 and row["cpu_s"] > 0
-            assert (row["server_mb"] > 0) == (row["method"] == "forkserver")
+    theirs = rows[2]
+    assert theirs["times_async"] == theirs["pss_async"] == theirs["private_async"] == 1
+    assert theirs["cpu_async"] == 1 and theirs["cpu_s"] > 0 and theirs["server_mb"] > 0
     assert "limit: CartPole-v1, 2 envs: one import " in shown
-    missing = "TorchRL ParallelEnv" in results["left_out"]
-    assert missing == ("left out: TorchRL ParallelEnv (" in shown)
-    assert len(rows) == 2 * (3 if missing else 4)
 
 
 def test_a_sample_that_takes_too_long_is_ended_with_its_workers(run):
@@ -93,12 +83,3 @@ def test_what_there_was_no_time_for_is_said(run):
     assert results is None
     assert shown.count("left out: CartPole-v1, 2 envs, ") == 4
     assert "spawn, made before: no (0 s are over)" in shown
-
-
-def test_an_error_is_a_row(run):
-    shown, results = run(
-        "--env", "Noop", "--method", "fork", "--made", "no", "--system", "async", "--num-envs", "0"
-    )
-    errors = {row["system"]: row["error"] for row in results["rows"]}
-    assert "AsyncVectorEnv" in errors
-    assert f"| {errors['AsyncVectorEnv']} |" in shown
