@@ -21,9 +21,6 @@ of the memory of all processes but the parent, by Pss and by what is private.
 The limit: one import of the env's packages in a fresh interpreter and so many bare forks of a
 process that has everything imported; a line names these parts, and what making the envs takes. A
 forked worker whose parent has imported all already needs only the forks, and the envs.
-
-At the end, `slower` and `larger` name the cells in which ShmVectorEnv is not as good as
-AsyncVectorEnv.
 """
 
 from __future__ import annotations
@@ -234,28 +231,22 @@ class Failed(Exception):
     """A sample has no result; says why."""
 
 
-class OutOfTime(Exception):
-    """The run's time is over."""
-
-
-def sample(asked: dict[str, Any], seconds: float, deadline: float) -> dict[str, float]:
+def sample(asked: dict[str, Any], seconds: float) -> dict[str, float]:
     """One sample, in a process of its own; nothing of it is left afterwards.
 
     Args:
         asked: For :func:`take_sample`.
         seconds: How long it may take.
-        deadline: When the run ends.
 
     Raises:
         Failed: It has ended with an error, or would have needed more time or memory.
         ImportError: What it needs is not installed.
-        OutOfTime: The run's time is over.
     """
     command = [sys.executable, __file__, "--sample", json.dumps(asked)]
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complained:
         process = subprocess.Popen(command, stdout=said, stderr=complained)
         try:
-            _watch(process, seconds, deadline)
+            _watch(process, seconds)
         finally:
             _clear_away(process)
         said.seek(0)
@@ -269,14 +260,12 @@ def sample(asked: dict[str, Any], seconds: float, deadline: float) -> dict[str, 
         return found
 
 
-def _watch(process: subprocess.Popen[bytes], seconds: float, deadline: float) -> None:
+def _watch(process: subprocess.Popen[bytes], seconds: float) -> None:
     begin = time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
             return
-        if time.monotonic() > deadline:
-            raise OutOfTime
         if time.monotonic() > begin + seconds:
             raise Failed(f"over {seconds:g} s")
         with open("/proc/meminfo", encoding="ascii") as file:
@@ -311,40 +300,31 @@ def _is_tracker(pid: int) -> bool:
 
 
 def measure(
-    cell: dict[str, Any], options: Any, deadline: float, left_out: dict[str, str]
-) -> list[dict[str, Any]]:
-    """One cell: a row for each contender, the limit first; left out is what is not installed.
-
-    A round for which there is no time any more does not count.
-    """
+    cell: dict[str, Any], options: Any, left_out: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    """One cell: a row for each contender, the limit first; left out is what is not installed."""
     from shmvec._commands.measuring import turns
 
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ("limit", *options.system)}
     failed: dict[str, str] = {}
-    with contextlib.suppress(OutOfTime):
-        for order in turns(list(found), options.rounds):
-            taken: dict[str, dict[str, float]] = {}
-            for system in order:
-                if system in failed or NAMES.get(system) in left_out:
-                    continue
-                asked = {**cell, "system": system, "torch": options.torch}
-                try:
-                    taken[system] = sample(asked, options.sample_limit, deadline)
-                except Failed as error:
-                    failed[system] = str(error)
-                except ImportError as error:
-                    left_out[NAMES[system]] = str(error)
-            for system, one in taken.items():
-                found[system].append(one)
-    rows = []
+    for order in turns(list(found), options.rounds):
+        for system in order:
+            if system in failed or NAMES.get(system) in left_out:
+                continue
+            asked = {**cell, "system": system, "torch": options.torch}
+            try:
+                found[system].append(sample(asked, options.sample_limit))
+            except Failed as error:
+                failed[system] = str(error)
+            except ImportError as error:
+                left_out[NAMES[system]] = str(error)
     for system, samples in found.items():
         row = {**cell, "system": NAMES.get(system, system)}
         if system in failed:
-            rows.append({**row, "error": failed[system]})
+            yield {**row, "error": failed[system]}
         elif samples:
             beside = [] if system == "limit" or "async" in failed else found.get("async", [])
-            rows.append({**row, **_figures(samples, beside)})
-    return rows
+            yield {**row, **_figures(samples, beside)}
 
 
 def _figures(
@@ -393,21 +373,6 @@ def parts(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def complaints(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Where ShmVectorEnv is slower or larger than AsyncVectorEnv."""
-    words = ("slower", "time"), ("slower", "CPU time"), ("larger", "memory")
-    for row in rows:
-        if not row["system"].startswith("ShmVectorEnv"):
-            continue
-        cell = f"{row['env']}, {row['num_envs']}, {row['method']}"
-        cell += f"{', an env made before' if row['made'] else ''}: {row['system']}"
-        if "error" in row:
-            yield f"failed: {cell}: {row['error']}"
-        for figure, (word, of) in zip(RATIOS, (*words, ("larger", "private memory")), strict=True):
-            if row.get(figure, 0) > 1:
-                yield f"{word}: {cell}: {row[figure]:.2f} of AsyncVectorEnv's {of}"
-
-
 def main() -> None:
     """Runs the command line."""
     import argparse
@@ -431,11 +396,8 @@ def main() -> None:
     parser.add_argument("--made", nargs="+", choices=["no", "yes"], default=["no", "yes"])
     parser.add_argument("--system", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--no-torch", dest="torch", action="store_false")
-    limits = {"type": float, "metavar": "S"}
-    parser.add_argument("--sample-limit", default=180.0, help="of one sample", **limits)
-    parser.add_argument("--time-limit", default=3 * 3600.0, help="of the run", **limits)
+    parser.add_argument("--sample-limit", type=float, default=180.0, metavar="S")
     options = parser.parse_args()
-    deadline = time.monotonic() + options.time_limit
     # What a sample has started and left behind comes here, to be ended.
     ctypes.CDLL(None, use_errno=True).prctl(SUBREAPER, 1, 0, 0, 0)
 
@@ -447,24 +409,17 @@ def main() -> None:
     for env, n, method, made in product(
         options.env, options.num_envs, options.method, options.made
     ):
-        missing = WORKLOADS[env].missing()
-        if missing:
+        if missing := WORKLOADS[env].missing():
             left_out[env] = f"{' and '.join(missing)} not installed"
             continue
         cell = {"env": env, "num_envs": n, "method": method, "made": made == "yes"}
-        name = f"{env}, {n} envs, {method}, made before: {made}"
-        print(name, file=sys.stderr, flush=True)
-        found = measure(cell, options, deadline, left_out)
-        if not found:
-            left_out[name] = f"{options.time_limit:g} s are over"
-            continue
-        rows += found
-        print("\n".join(line(*cells(row)) for row in found), flush=True)
+        for row in measure(cell, options, left_out):
+            rows.append(row)
+            print(line(*cells(row)), flush=True)
         write_results(options.json, {"machine": machine(), "left_out": left_out, "rows": rows})
     for what, why in left_out.items():
         print(f"left out: {what} ({why})")
-    for said in (*parts(rows), *complaints(rows)):
-        print(said)
+    print(*parts(rows), sep="\n")
 
 
 if __name__ == "__main__":

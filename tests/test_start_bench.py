@@ -42,7 +42,7 @@ def run(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         assert not list(marked(mark))
-        return done.stdout, json.loads(file.read_text()) if file.exists() else None
+        return done.stdout, json.loads(file.read_text())
 
     return run
 
@@ -76,10 +76,3 @@ def test_a_sample_that_takes_too_long_is_ended_with_its_workers(run):
     errors = {row["system"]: row.get("error") for row in results["rows"]}
     assert errors["AsyncVectorEnv"] == "over 0.7 s"
     assert "| AsyncVectorEnv |  | over 0.7 s |" in shown
-
-
-def test_what_there_was_no_time_for_is_said(run):
-    shown, results = run("--method", "fork", "spawn", "--time-limit", "0")
-    assert results is None
-    assert shown.count("left out: CartPole-v1, 2 envs, ") == 4
-    assert "spawn, made before: no (0 s are over)" in shown
