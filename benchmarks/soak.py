@@ -2,12 +2,21 @@
 
     python benchmarks/soak.py                       # 10^6 steps and 1,000 restarts
     python benchmarks/soak.py --seconds 3600        # until the time is up
+    python benchmarks/soak.py learning --json learning.json      # a minute or two
+    python benchmarks/plot.py learning.json --out figures        # learning.png
 
 CartPole envs that raise now and then; two or more workers at once are killed, or some restarted on
 demand; steps, partial batches and rollouts take turns. Memory of the parent and of its workers,
 descriptors, processes and /dev/shm are read at regular intervals. The last line says whether they
 were flat: the last quarter's median is compared with the second quarter's. The exit status is 1 if
 they were not.
+
+learning: what restarts do to a learning curve. A policy gradient with a linear policy, in NumPy,
+learns CartPole over rollouts of 32 envs in 4 workers; in half of the runs a worker, by turns, is
+killed in the middle of every second rollout, and restarted as the FaultPolicy says. The episodes of
+its envs are truncated, which the learner sees as it sees any truncation. Compared are the mean
+lengths of the episodes that have ended in each rollout; those that were cut off by a kill are
+learned from, and not among them.
 """
 
 from __future__ import annotations
@@ -17,6 +26,7 @@ import gc
 import logging
 import os
 import random
+import signal
 import statistics
 import sys
 import time
@@ -25,12 +35,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from harness import memory
+from harness import memory, versions, write_results
 
 import shmvec
 from shmvec._commands.measuring import described, machine
 
 WORKERS = 4
+ENVS, LENGTH, EVERY, RATE = 32, 128, 2, 8.0  # of learning
 GROWTH = {"memory, MB": 4.0, "workers, MB": 4.0, "descriptors": 0, "processes": 0, "/dev/shm": 0}
 
 
@@ -79,17 +90,8 @@ def bursts(envs: shmvec.ShmVectorEnv, actions: np.ndarray, length: int) -> int:
     return (length + 32 + 1) * len(actions) + 4 * length
 
 
-def main() -> int:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--restarts", type=int, default=1_000)
-    parser.add_argument("--seconds", type=float, help="run so long instead")
-    parser.add_argument("--num-envs", type=int, default=8)
-    options = parser.parse_args()
-    logging.getLogger("shmvec").setLevel(logging.CRITICAL)  # a line for each fault otherwise
-    print(described(machine()), flush=True)
-
+def soak(options: argparse.Namespace) -> int:
+    """Steps, and looks at what may not grow; the exit status."""
     policy = shmvec.FaultPolicy(
         on_crash="restart", on_error="reset", max_restarts=10**9, backoff_s=0
     )
@@ -135,6 +137,81 @@ def main() -> int:
         print(f"| {name} | {early:,.1f} | {late:,.1f} | {max(values):,.1f} |")
     print("\nflat" if flat else "\nNOT FLAT")
     return 0 if flat else 1
+
+
+def learn(seed: int, rollouts: int, kills: bool) -> dict[str, Any]:
+    """One run: the mean length of episodes by rollout, and how often a worker was restarted."""
+    policy = shmvec.FaultPolicy(on_crash="restart", max_restarts=rollouts, backoff_s=0)
+    envs = shmvec.make_vec(
+        "CartPole-v1", ENVS, vector_kwargs={"num_workers": WORKERS, "faults": policy}
+    )
+    envs.reset(seed=seed)
+    random, weights = np.random.default_rng(seed), np.zeros(4)
+    ages, lengths = np.zeros(ENVS), []
+    for number in range(rollouts):
+        rollout = envs.rollout(LENGTH)
+        gradients, resets, ended = np.zeros((LENGTH, ENVS, 4)), np.zeros((LENGTH, ENVS), bool), []
+        for t in range(LENGTH):
+            observations = rollout.observations[t].astype(float)
+            resets[t] = rollout.terminations[t] | rollout.truncations[t]
+            right = 1 / (1 + np.exp(-observations @ weights))
+            actions = (random.random(ENVS) < right).astype(int)
+            gradients[t] = (actions - right)[:, None] * observations
+            if kills and t == LENGTH // 2 and number % EVERY == 1:
+                os.kill(envs.processes[number // EVERY % WORKERS].pid, signal.SIGKILL)
+            infos = rollout.step(actions)
+            ages += ~resets[t]
+            over = rollout.terminations[t + 1] | rollout.truncations[t + 1]
+            ended += ages[over & ~infos.get("_fault", np.zeros(ENVS, bool))].tolist()
+            ages[over] = 0
+        returns, later = np.zeros((LENGTH, ENVS)), np.zeros(ENVS)
+        for t in reversed(range(LENGTH)):
+            over = rollout.terminations[t + 1] | rollout.truncations[t + 1]
+            later = rollout.rewards[t + 1] + 0.98 * later * ~over
+            returns[t] = later
+        used = ~resets  # a reset used no action
+        advantages = (returns - returns[used].mean()) / returns[used].std() * used
+        weights = weights + RATE * (advantages[:, :, None] * gradients).mean((0, 1))
+        lengths.append(float(np.mean(ended)) if ended else float(LENGTH))
+        del rollout
+    restarts = envs.stats().faults.restarts
+    envs.close()
+    return {"seed": seed, "kills": kills, "restarts": restarts, "lengths": lengths}
+
+
+def learning(options: argparse.Namespace) -> int:
+    """Learns with and without kills, by turns; the exit status."""
+    runs = []
+    for seed in range(options.seeds):
+        for kills in (False, True):
+            run = learn(seed, options.rollouts, kills)
+            runs.append(run)
+            last = np.mean(run["lengths"][-5:])
+            print(
+                f"seed {seed}: {run['restarts']:2} restarts, {last:.0f} steps an episode at the end"
+            )
+    setup = {**machine(), "libraries": versions()}
+    write_results(options.json, {"machine": setup, "learning": runs})
+    return 0
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", nargs="?", choices=["soak", "learning"], default="soak")
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--restarts", type=int, default=1_000)
+    parser.add_argument("--seconds", type=float, help="run so long instead")
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=5, help="of learning: runs of each kind")
+    parser.add_argument("--rollouts", type=int, default=50, help="of learning")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="of learning, for plot.py")
+    options = parser.parse_args()
+    logging.getLogger("shmvec").setLevel(logging.CRITICAL)  # a line for each fault otherwise
+    print(described(machine()), flush=True)
+    return learning(options) if options.part == "learning" else soak(options)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def test_each_is_drawn_and_shown(tmp_path):
 
 def test_a_learning_curve_while_workers_are_killed(tmp_path):
     file = tmp_path / "learning.json"
-    run("learning.py", "--seeds", "1", "--rollouts", "2", "--json", file)
+    run("soak.py", "learning", "--seeds", "1", "--rollouts", "2", "--json", file)
     whole, killed = json.loads(file.read_text())["learning"]
     assert (whole["restarts"], killed["restarts"]) == (0, 1)
     assert len(whole["lengths"]) == 2 and whole["lengths"][0] == killed["lengths"][0]
