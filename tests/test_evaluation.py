@@ -239,28 +239,6 @@ def test_infos_that_not_all_say():
     assert result.success_rate == successes.mean()  # of those that say
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize(
-    ("given", "rate"),
-    [
-        ([True, False, None, np.True_], 2 / 3),
-        ([np.array([True]), np.array(False), np.float32(1), 0], 0.5),
-        ([float("nan")] * 4, None),
-        (["yes", {"a": True}, [True], 1j], None),
-        (["no", np.zeros(2), True, False], 0.5),
-    ],
-)
-def test_successes_of_all_kinds(given, rate):
-    class Odd(Walk):
-        def step(self, action):
-            *results, _ = super().step(action)
-            return *results, {} if given[self.seed] is None else {"is_success": given[self.seed]}
-
-    result = here(Odd, act, 4, seeds=0)
-    assert np.isnan(result.success_rate) if rate is None else result.success_rate == rate
-    assert "| success |" in str(result)
-
-
 class Stateful:
     """Counts in each env; actions depend on that, so that a reset forgotten is seen."""
 
@@ -724,13 +702,6 @@ def test_intervals_are_the_same_each_time_and_wider_for_more_confidence():
         with pytest.raises(ValueError, match="must"):
             confidence_interval(values, *wrong, 0)
     assert np.isnan(interquartile_mean(np.array([]))) and np.isnan(standard_error(np.array([])))
-
-
-@pytest.mark.deep
-def test_its_table():
-    text = str(result_of([1, 2, 3, 4]))
-    assert text.startswith("4 episodes of 4, 12 steps, 1.0 s\n")
-    assert "| return | 2.50 | 0.65 |" in text and "| success | 0.500 |" in text
 
 
 @pytest.mark.deep

@@ -78,24 +78,6 @@ def test_counts(num_workers, mode):
         assert whole.num_workers == num_workers and 0 < stats.elapsed_s < whole.elapsed_s
 
 
-@pytest.mark.deep
-def test_which_envs_are_whose():
-    with closing(ShmVectorEnv([Counter] * 5, num_workers=3)) as envs:
-        envs.reset()
-        before = envs.stats()
-        assert [worker.envs for worker in before.workers] == [range(2), range(2, 4), range(4, 5)]
-        envs.restart([3])
-        envs.step([0] * 5)
-        after = envs.stats()
-        for stats in (after, after - before):
-            assert [worker.envs for worker in stats.workers] == [range(2), range(2, 4), range(4, 5)]
-        header, *rows = [line.split() for line in str(after).splitlines()[2:6]]
-        assert header[:2] == ["worker", "envs"]
-        assert [row[:2] for row in rows] == [["0", "0-1"], ["1", "2-3"], ["2", "4"]]
-    with closing(ShmVectorEnv([Counter] * 5, num_workers=0)) as envs:
-        assert [worker.envs for worker in envs.stats().workers] == [range(5)]
-
-
 def spin(seconds):
     """Computes for so long."""
     until = time.thread_time() + seconds

@@ -678,33 +678,11 @@ def test_statistics_over_tasks():
 
 @pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
-def test_a_task_that_has_neither_a_reference_nor_an_episode():
-    suite = {"a": Task(Walk, reference=(0, 10)), "b": Broken}
-    result = evaluate(suite, act, 3, seeds=1, retries=0)
-    assert result.score == "normalised return" and set(result.scores()) == {"a"}
-    assert result.mean == pytest.approx(result["a"].mean / 10) and "b: its env" in str(result)
-    assert [each.change for each in result.compared_with(result).tasks] == [0.0]
-    other = evaluate({"a": Task(Walk, reference=(-5, 90))}, act, 3, seeds=1)
-    assert result.compared_with(other).overall.change == 0.0  # by the references of the first
-
-
-@pytest.mark.deep
-@pytest.mark.filterwarnings("ignore:.*task")
 def test_a_task_all_of_whose_episodes_failed_has_no_success(tmp_path):
     suite = {"good": Walk, "bad": partial(Raising, tmp_path, range(9), 99)}
     result = evaluate(suite, act, 4, seeds=1, retries=0)
     assert len(result["bad"].failed) == 4
     assert result.success_rate == result.mean == result["good"].success_rate / 2
-
-
-@pytest.mark.deep
-def test_episodes_of_equal_seeds_are_compared_one_by_one():
-    options = [{"more": 1}, {"more": 5}, {"more": 9}]
-    before = evaluate({"a|b": Walk}, act, 3, seeds=[1, 1, 1], options=options)
-    after = evaluate({"a|b": Walk}, act, 2, seeds=[1, 1], options=options[:2])
-    found = before.compared_with(after)
-    assert found.overall.episodes == 2 and found.overall.change == 0.0
-    assert "| a\\|b | 2 |" in str(found)
 
 
 @pytest.mark.deep

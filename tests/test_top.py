@@ -410,21 +410,6 @@ def test_a_terminal_is_left_as_it_was():
 
 
 @pytest.mark.deep
-def test_a_terminal_while_it_is_stopped():
-    with stepped(num_workers=0), terminal(HERE, "--interval", 0.05) as (top, until):
-        until(r"\x1b\[H", times=2)
-        top.send_signal(signal.SIGTSTP)
-        _, status = os.waitpid(top.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
-        assert until(r"\x1b\[\?1049l$").count("\x1b[?1049h") == 1
-        top.send_signal(signal.SIGCONT)
-        until(r"\x1b\[\?1049h(?s:.)*\x1b\[\?1049h(?s:.)*\x1b\[H")
-        top.send_signal(signal.SIGINT)
-        until(r"\x1b\[\?1049l(?s:.)*\x1b\[\?1049l")
-        assert top.wait(60) == 0
-
-
-@pytest.mark.deep
 def test_a_terminal_where_nothing_is_to_be_seen():
     with terminal(HERE) as (top, until):
         assert top.wait(60) == 1 and "has no vector env in use" in top.stderr.read().decode()

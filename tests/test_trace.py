@@ -226,33 +226,6 @@ def test_a_worker_that_dies_leaves_what_it_has_recorded(tmp_path):
     assert attached.count(old) == attached.count(new) == 1
 
 
-@pytest.mark.deep
-def test_each_process_has_its_own_entries(tmp_path):
-    """Also where the entry that names their worker was overwritten."""
-    policy = FaultPolicy(on_crash="restart", max_restarts=3, backoff_s=0)
-    with closing(vector_env(faults=policy, make=Frail, length=1000)) as envs:
-        envs.reset()
-        pids = [envs.processes[0].pid]
-        with envs.trace(tmp_path / "run.json", size=64):
-            for _ in range(2):
-                for _ in range(40):  # more entries than there is room for, without a single wait
-                    envs.step([0] * 4)
-                envs.step([KILL, 0, 0, 0])
-                envs.step([0] * 4)
-                pids.append(envs.processes[0].pid)
-        timeline = Timeline(tmp_path / "run.json")
-        tracks = [pid for (pid, _), name in timeline.names.items() if name.startswith("worker 0")]
-        assert tracks == pids[1:]
-        with envs.trace(tmp_path / "run.json", size=64):
-            envs.restart([0])
-            pids.append(envs.processes[0].pid)
-            for _ in range(40):
-                envs.step([0] * 4)
-        timeline = Timeline(tmp_path / "run.json")
-        tracks = [pid for (pid, _), name in timeline.names.items() if name.startswith("worker 0")]
-        assert tracks == pids[-1:]
-
-
 PARENT, WORKER = 1001, 1002
 BEGAN, ENDED = 1_000_000, 2_000_000
 
@@ -297,22 +270,6 @@ def test_the_last_wait(tmp_path):
             assert spans[-1]["name"] == "wait" and spans[-1]["args"] == {"unfinished": True}
         ends = {ns(spans[-1])[1] for spans in timeline.tracks("worker")}
         assert len(ends) == 1 and ends.pop() >= ns(timeline.parent[-1])[1]
-
-
-@pytest.mark.deep
-def test_clocks_that_differ_lose_and_move_nothing():
-    step = ("step", 0, 1_999_000, 2_000_500)
-    assert shown(step) == [("step env 0", 1_999_000, ENDED)]
-    reset, step = ("reset", 0, 1_500_000, 1_600_000), ("step", 0, 1_500_100, 1_700_000)
-    assert shown(reset, step) == [
-        ("step env 0", 1_500_000, 1_700_000),
-        ("reset env 0", 1_500_000, 1_600_000),
-    ]
-    step = ("step", 1, 1_499_900, 1_700_000)  # another's
-    assert shown(reset, step) == [
-        ("reset env 0", 1_500_000, 1_600_000),
-        ("step env 1", 1_600_000, 1_700_000),
-    ]
 
 
 @pytest.mark.deep

@@ -289,19 +289,6 @@ def test_who_hangs_while_others_go_on():
 
 
 @pytest.mark.deep
-def test_more_cores_are_advised_where_they_help():
-    """Not to workers that sleep, nor where each env has one already."""
-    computing = [env((1000, 4.5 * MS))] * 4
-    advice = made(computing, workers=2, waited=9.5).verdict.advice
-    assert advice == "Make env.step faster, or use more cores"
-    for stats in (
-        made([env((1000, 9 * MS))] * 8, workers=8, waited=9.5, cpu_s=0.1),
-        made([env((1000, 9 * MS))] * 2, workers=2, waited=9.5, cores=4),
-    ):
-        assert stats.verdict.advice == "Make env.step faster, or step more envs at a time"
-
-
-@pytest.mark.deep
 def test_the_share_of_the_limit():
     assert CASES["nothing was done"][0].share_of_limit == 0
     assert CASES["all cores used"][0].share_of_limit == pytest.approx(0.9)
@@ -326,14 +313,6 @@ def test_no_verdict_on_a_few_steps():
     assert made(few, workers=2, waited=9.9, batches=4).verdict.kind != "too early"
 
 
-@pytest.mark.deep
-def test_the_slowest_envs_are_in_the_table():
-    table = str(CASES["each batch another slow step"][0])
-    assert "any env's step" in table and table.count("env 1's step") == 1
-    assert "env 3's step" in str(CASES["one slow env"][0])
-    assert "env 0's step" not in str(CASES["a large network, no workers"][0])
-
-
 def test_how_bad_it_is():
     for case, severity in {
         "nothing was done": "none",
@@ -343,13 +322,6 @@ def test_how_bad_it_is():
         "another program on the cores": "problem",
     }.items():
         assert CASES[case][0].verdict.severity == severity, case
-
-
-@pytest.mark.deep
-def test_an_env_that_hangs_is_a_problem():
-    for options in ({}, {"num_workers": 0}, {"caller_steps": True}):
-        alone = replace(one_worker(), doing=(Doing(0, "step", 41.0),), **options).verdict
-        assert alone.kind == "env-bound" and alone.severity == "problem", options
 
 
 def test_a_straggler_is_named():

@@ -11,20 +11,17 @@ import pytest
 from ding_envs import (
     END,
     TRUNCATE,
-    WAIT,
     WORKERS,
     Late,
     Obedient,
     OfDIEngine,
     OfGym,
-    Sampled,
     gate,
     manager,
     obedient,
 )
 
 from shmvec.adapters.ding import (
-    AsyncSubprocessEnvManager,
     ManagerClosedError,
     SubprocessEnvManagerV2,
     SyncSubprocessEnvManager,
@@ -45,18 +42,6 @@ def test_attributes_are_forwarded_as_lists():
         with pytest.raises(AttributeError, match="xxx"):
             _ = envs.xxx
         assert list(envs.step({0: 0})) == [0]
-
-
-@pytest.mark.deep
-def test_attributes_are_read_while_envs_are_in_flight():
-    door = gate()
-    with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=door), num_workers=2,
-                 wait_num=1) as envs:  # fmt: skip
-        envs.launch()
-        envs.step({0: WAIT, 1: 0})
-        door.set()
-        assert envs.asked == [1, 1]
-        assert list(envs.step({})) == [0]
 
 
 def test_method_name_list_only_listed_methods_are_called():
@@ -250,19 +235,6 @@ def test_v2_refuses_other_numbers_of_actions():
         with pytest.raises(TypeError, match="not a dict"):
             envs.step({0: 0})
         assert envs.asked == [0] * 4
-
-
-@pytest.mark.deep
-def test_v2_of_nested_observations():
-    def make():
-        space = gym.spaces.Dict(a=gym.spaces.Box(0, 1, (2,)), b=gym.spaces.Discrete(4))
-        return Sampled(0, space, gym.spaces.Discrete(2))
-
-    with manager(SubprocessEnvManagerV2, env_fns=[make] * 3) as envs:
-        envs.launch()
-        observations = envs.ready_obs
-        assert observations["a"].shape == (3, 2) and observations.b.shape == (3,)
-        assert envs.step([0, 1, 0])[2].obs["a"].shape == (2,)
 
 
 @pytest.mark.deep

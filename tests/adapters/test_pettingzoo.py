@@ -379,17 +379,6 @@ def test_bad_actions_are_refused_before_anything_is_sent(num_workers):
         envs.step(sampled(envs))
 
 
-@pytest.mark.deep
-def test_an_episode_that_is_over_must_be_reset_if_nobody_does():
-    with vector_env(autoreset_mode="Disabled") as envs:
-        envs.reset()
-        envs.step(sampled(envs))
-        with pytest.raises(AssertionError):
-            envs.step(sampled(envs))
-        envs.reset(options={"reset_mask": np.array([False, False, True, False])})
-        envs.step(sampled(envs))
-
-
 # ---- envs that do not fit ----------------------------------------------------------------------
 
 
@@ -501,27 +490,6 @@ def test_an_env_without_agents_goes_on_with_those_it_tells_something():
             envs.step(sampled(envs))
             assert envs.alive["ann"].tolist() == [alive] * 2
             assert envs.alive["bob"].all() and not envs.alive["cid"].any()
-
-
-class Listing(Band):
-    """Observations without a fixed size."""
-
-    def observation_space(self, agent):
-        return spaces.Sequence(spaces.Discrete(9))
-
-    def _observe(self, agent):
-        return tuple(np.int64(i) for i in range(self.turn))
-
-
-@pytest.mark.deep
-def test_observations_without_a_fixed_size_are_messages():
-    with pytest.raises((TypeError, ValueError), match="shared_memory=False"):
-        ParallelVectorEnv([Listing])
-    with vector_env([Listing] * 2, shared_memory=False) as envs:
-        observations, _ = envs.reset()
-        assert observations["ann"] == ((), ())
-        observations = envs.step(sampled(envs))[0]
-        assert observations["ann"] == ((0,), (0,))
 
 
 # ---- faults ------------------------------------------------------------------------------------

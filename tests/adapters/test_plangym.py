@@ -281,17 +281,6 @@ def test_an_env_that_is_forgotten_closes_itself():
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.deep
-def test_an_attribute_error_of_the_env_is_its_own():
-    def fails(**_):
-        return None.nothing
-
-    env = ParallelEnv(fails, "x", n_workers=1, delay_setup=True)
-    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'nothing'"):
-        _ = env.obs_shape
-    env.close()
-
-
 # ---- GymnasiumEnv ----------------------------------------------------------------------------
 
 

@@ -330,21 +330,6 @@ def test_sb3_rows_are_what_gymnasiums_are():
 
 
 @pytest.mark.deep
-def test_infos_of_sb3_rows_tell_of_a_fault():
-    policy = FaultPolicy(on_error="reset")
-    with herd(Broken, 2, num_workers=2, faults=policy, autoreset_mode="SameStep") as envs:
-        rows = as_vec_env(envs)
-        rows.reset()
-        rows.step(np.zeros(6, np.int64))
-        _, _, dones, infos = rows.step(np.zeros(6, np.int64))
-        assert dones.tolist() == [False] * 3 + [True] * 3
-        for row, info in enumerate(infos):
-            assert ("fault" in info) == dones[row]
-            if dones[row]:
-                assert info["fault"]["type"] == "KeyError"
-
-
-@pytest.mark.deep
 def test_sb3_rows_are_asked_through_their_envs():
     with herd(num_workers=0) as envs, pytest.raises(ValueError, match="SameStep"):
         as_vec_env(envs)

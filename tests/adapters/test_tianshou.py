@@ -49,22 +49,6 @@ def ids_of(infos):
 # ---- the interface, row by row -----------------------------------------------------------------
 
 
-@pytest.mark.deep
-@WORKERS
-def test_reset_env_id(num_workers):
-    with vector_env(walks(), num_workers=num_workers) as envs:
-        for env_id in (None, [0, 1, 2, 3], [2, 0], np.array([3]), 1, np.int64(2), (3, 1)):
-            envs.reset()
-            envs.step([RIGHT] * 4)
-            observations, infos = envs.reset(env_id)
-            chosen = np.atleast_1d(range(4) if env_id is None else env_id).tolist()
-            assert observations.shape == (len(chosen), 1)
-            assert observations.dtype == np.float32
-            assert not observations.any()
-            assert [info["size"] for info in infos] == [2 + env for env in chosen]
-            assert envs.get_env_attr("index") == [int(env not in chosen) for env in range(4)]
-
-
 @pytest.mark.parametrize("num_workers, wait_num", [(2, None), *deep((2, 2), (0, None))])
 def test_reset_seed_options_and_other_arguments(num_workers, wait_num):
     options = {"num_workers": num_workers, "wait_num": wait_num}

@@ -9,7 +9,6 @@ from contextlib import closing
 import gymnasium as gym
 import numpy as np
 import pytest
-from echoing import interrupted
 from envs import Counter, Spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -378,28 +377,6 @@ def test_a_promise_raises_what_the_env_raised_each_time_it_is_called():
             with pytest.raises(ValueError, match="no"):
                 bad()
         assert len(good()[1]) == len(after()[1]) == 4
-
-
-@pytest.mark.deep
-def test_many_promises_that_fail():
-    with planning(lambda: Raises(lambda: ValueError("no"))) as env:
-        promises = [env.step_batch([3], blocking=False) for _ in range(1200)]
-        last = env.step_batch([0], blocking=False)
-        assert len(last()[1]) == 1
-        for promise in promises:
-            with pytest.raises(ValueError, match="no"):
-                promise()
-
-
-@pytest.mark.deep
-def test_ctrl_c_while_waiting_loses_nothing(tmp_path):
-    path = str(tmp_path / "open")
-    with planning(lambda: Gate(path)) as env:
-        promise = env.step_batch([2, 2], np.ones((2, 1)), blocking=False)
-        with interrupted(0.1):
-            promise()
-        (tmp_path / "open").touch()
-        assert promise()[1][:, 1].tolist() == [2, 2]
 
 
 # ---- the local env ---------------------------------------------------------------------------

@@ -445,16 +445,3 @@ def test_an_attribute_error_of_an_env_fn_is_raised_as_it_is():
     with planning(lambda: None.nothing, delay_setup=True) as env:
         with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'nothing'"):
             _ = env.action_space
-
-
-@pytest.mark.deep
-def test_lists_that_make_no_array_are_named():
-    with planning() as env:
-        state, *_ = env.reset(seed=0)
-        assert len(env.step_batch([], [], dt=[])) == 6
-        with pytest.raises(ValueError, match="wrong states"):
-            env.step_batch([0, 0], [state, state[:2]])
-        with pytest.raises(ValueError, match="wrong actions"):
-            env.step_batch([[0], [1, 2]])
-    with planning(counter) as env, pytest.raises(TypeError, match="wrong states"):
-        env.step_batch([0], 5)

@@ -190,32 +190,6 @@ def test_any_other_env_is_pickled():
     goes_on_as(one, other)
 
 
-class Linked(gym.Env):
-    """Attributes that refer to each other, to the env itself and to its spaces."""
-
-    observation_space = gym.spaces.Discrete(1000)
-
-    def __init__(self):
-        self.action_space = gym.spaces.Discrete(3)
-        self.shared = [0]
-        self.also = {"shared": self.shared, "env": self, "space": self.action_space}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.shared[0] = 0
-        return 0, {}
-
-    def step(self, action):
-        self.also["shared"][0] += 1 + action
-        assert self.also["env"] is self and self.also["space"] is self.action_space
-        return self.shared[0], 0.0, False, False, {}
-
-
-@pytest.mark.deep
-def test_attributes_that_refer_to_each_other_still_do():
-    goes_on_as(Linked(), Linked())
-
-
 class Stateful(Counter):
     """Says itself what its state is."""
 
