@@ -137,6 +137,98 @@ class Coroutines(gym.Wrapper):
         return self.env.step(action)
 
 
+class Story(gym.Env):
+    """Tells, in every result, which env it is, what it was given and how often it was asked."""
+
+    action_space = gym.spaces.Discrete(1000)
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (5,), np.float64)
+
+    def __init__(self, index, turns=0, length=7):
+        self.index, self.turns, self.length = index, turns, length
+        self.asked = self.episode = self.seed = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.seed = seed
+        self.count = 0
+        self.episode += 1
+        return self._observation(-1), {"episode": self.episode, "text": "reset"}
+
+    def step(self, action):
+        for _ in range(int(self.np_random.integers(self.turns + 1))):
+            pass
+        self.asked += 1
+        self.count += 1
+        over = self.count == self.length + self.index % 3
+        info = {"asked": self.asked, "nested": {"x": np.float32(action)}}
+        if self.asked % 3 == 0:
+            info["text"] = f"{self.index}:{self.asked}"
+        if self.asked % 5 == 0:
+            info["thing"] = (self.index, self.asked)
+        return self._observation(action), float(action), over, self.asked % 11 == 0, info
+
+    def _observation(self, action):
+        draw = float(self.np_random.random())
+        return np.array([self.index, self.asked, self.seed, action, draw])
+
+
+def stories(num_envs, turns=0):
+    return [lambda i=i: Story(i, turns) for i in range(num_envs)]
+
+
+class CountEnv(gym.Env):
+    """Observes how often it was stepped, in an array that it reuses."""
+
+    action_space = gym.spaces.Discrete(16)
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        self.observation = np.zeros(1)
+        return self.observation, {}
+
+    def step(self, action):
+        self.observation[0] += 1
+        return self.observation, 0.0, False, False, {}
+
+
+class Fails(Story):
+    """Raises where its action is 13."""
+
+    def step(self, action):
+        if action == 13:
+            raise LookupError("thirteen", self.index)
+        return super().step(action)
+
+
+class Nested(Story):
+    """The story in a Dict of arrays; actions are a Dict, too."""
+
+    observation_space = gym.spaces.Dict(
+        text=gym.spaces.Box(-np.inf, np.inf, (5,), np.float64),
+        pair=gym.spaces.Tuple([gym.spaces.Discrete(50), gym.spaces.Box(-1, 1, (2, 2))]),
+    )
+    action_space = gym.spaces.Dict(
+        z=gym.spaces.Discrete(1000), a=gym.spaces.Box(-1, 1, (2,), np.float32)
+    )
+
+    def step(self, action):
+        return super().step(int(action["z"]))
+
+    def _observation(self, action):
+        text = super()._observation(action)
+        return {"text": text, "pair": (self.index, np.full((2, 2), text[-1], np.float32))}
+
+
+class Speaks(Story):
+    """Its observations are texts."""
+
+    observation_space = gym.spaces.Text(5)
+
+    def _observation(self, action):
+        return "a"
+
+
 class Words(gym.Space):
     """A space of a class of the user's, which Gymnasium does not know."""
 

@@ -40,6 +40,9 @@ SETTINGS = {
     },
     "faults": {"num_workers": 2, "faults": FaultPolicy(on_crash="restart")},
 }
+# Of those that share nearly all of their code with another one, one is tried by default.
+LIKE_ANOTHER = {each for each in SETTINGS if "messages" in each and each != "messages"}
+LIKE_ANOTHER |= {"views", "batches in this process", "faults"}
 
 LARGE = [{"large": np.ones(300_000), "n": 1}, {}, {"nested": {"a": "text"}}, {"b": b"b" * 300_000}]
 PICTURE = Box(0, 255, (128, 128), np.uint8)  # of four envs a batch is handed out as it lies there
@@ -68,7 +71,8 @@ def rows():
     for number, setting in enumerate(SETTINGS):
         holds = [env for env in ENVS if env not in UNSIZED or "messages" in setting]
         shown = holds[number % len(holds)]
-        yield pytest.param(setting, [shown], id=f"{setting}: {shown}")
+        marks = pytest.mark.deep if setting in LIKE_ANOTHER else ()
+        yield pytest.param(setting, [shown], id=f"{setting}: {shown}", marks=marks)
         others = [env for env in holds if env != shown]
         yield pytest.param(setting, others, id=f"{setting}: others", marks=pytest.mark.deep)
 

@@ -8,10 +8,9 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from envs import Counter, Gated
+from envs import Counter, Gated, Story
 from gymnasium.error import ClosedEnvironmentError
 from tables import deep
-from test_partial import Story
 
 from shmvec.exchange import Exchange
 

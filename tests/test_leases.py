@@ -4,11 +4,13 @@ import gc
 
 import numpy as np
 import pytest
+from envs import CountEnv, Story, stories
 from tables import deep
-from test_partial import DEADLINE, CountEnv, Story, stories
 
 from shmvec import ShmVectorEnv
 from shmvec._core import Lease
+
+DEADLINE = 30.0
 
 
 def counting(num_envs=4, **options):

@@ -8,10 +8,9 @@ import time
 from contextlib import closing, contextmanager
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Counter, Gated, Infos
+from envs import CountEnv, Counter, Fails, Gated, Infos, Story, stories
 from equality import MODES, same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import SyncVectorEnv
@@ -22,46 +21,6 @@ from tables import deep, row
 from shmvec import ShmVectorEnv
 
 DEADLINE = 30.0
-
-
-class Story(gym.Env):
-    """Tells, in every result, which env it is, what it was given and how often it was asked."""
-
-    action_space = gym.spaces.Discrete(1000)
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (5,), np.float64)
-
-    def __init__(self, index, turns=0, length=7):
-        self.index, self.turns, self.length = index, turns, length
-        self.asked = self.episode = self.seed = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        if seed is not None:
-            self.seed = seed
-        self.count = 0
-        self.episode += 1
-        return self._observation(-1), {"episode": self.episode, "text": "reset"}
-
-    def step(self, action):
-        for _ in range(int(self.np_random.integers(self.turns + 1))):
-            pass
-        self.asked += 1
-        self.count += 1
-        over = self.count == self.length + self.index % 3
-        info = {"asked": self.asked, "nested": {"x": np.float32(action)}}
-        if self.asked % 3 == 0:
-            info["text"] = f"{self.index}:{self.asked}"
-        if self.asked % 5 == 0:
-            info["thing"] = (self.index, self.asked)
-        return self._observation(action), float(action), over, self.asked % 11 == 0, info
-
-    def _observation(self, action):
-        draw = float(self.np_random.random())
-        return np.array([self.index, self.asked, self.seed, action, draw])
-
-
-def stories(num_envs, turns=0):
-    return [lambda i=i: Story(i, turns) for i in range(num_envs)]
 
 
 def alone(make, mode, seed, actions):
@@ -187,19 +146,6 @@ def test_many_sends_of_random_sizes():
             turn += 1
     finally:
         envs.close()
-
-
-class CountEnv(gym.Env):
-    action_space = gym.spaces.Discrete(16)
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
-
-    def reset(self, *, seed=None, options=None):
-        self.observation = np.zeros(1)
-        return self.observation, {}
-
-    def step(self, action):
-        self.observation[0] += 1
-        return self.observation, 0.0, False, False, {}
 
 
 @pytest.mark.parametrize("workers", [2, *deep(0, 4)])
@@ -440,13 +386,6 @@ def test_bad_batch_sizes():
     ]:
         with row(options), pytest.raises(error, match=message):
             ShmVectorEnv(stories(3), **options)
-
-
-class Fails(Story):
-    def step(self, action):
-        if action == 13:
-            raise LookupError("thirteen", self.index)
-        return super().step(action)
 
 
 @pytest.mark.parametrize("shared_memory", [True, *deep(False)])

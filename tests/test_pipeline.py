@@ -12,6 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import Fails, Nested, Speaks, Story, stories
 from equality import MODES as MODES_OF_SYNC
 from equality import equal, same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
@@ -19,8 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_benchmark
 from tables import deep, paired, row
-from test_partial import Fails, Story, stories
-from test_rollout import Nested, Speaks, at
+from test_rollout import at
 
 from shmvec import FaultPolicy, Pipeline, ShmVectorEnv, evaluate
 from shmvec.exchange import AutoresetMode

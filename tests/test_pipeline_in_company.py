@@ -6,8 +6,8 @@ from contextlib import closing
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import Story, stories
 from gymnasium.error import AlreadyPendingCallError
-from test_partial import Story, stories
 from test_pipeline import Chooser
 
 from shmvec import EnvTimeoutError, FaultPolicy, Pipeline, ShmVectorEnv, evaluate

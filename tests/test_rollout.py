@@ -10,33 +10,13 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Counter
+from envs import Counter, Fails, Nested, Speaks, Story, stories
 from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from tables import deep, paired, row
-from test_partial import Fails, Story, stories
 
 from shmvec import ShmVectorEnv
 from shmvec.exchange import AutoresetMode
-
-
-class Nested(Story):
-    """The story in a Dict of arrays; actions are a Dict, too."""
-
-    observation_space = gym.spaces.Dict(
-        text=gym.spaces.Box(-np.inf, np.inf, (5,), np.float64),
-        pair=gym.spaces.Tuple([gym.spaces.Discrete(50), gym.spaces.Box(-1, 1, (2, 2))]),
-    )
-    action_space = gym.spaces.Dict(
-        z=gym.spaces.Discrete(1000), a=gym.spaces.Box(-1, 1, (2,), np.float32)
-    )
-
-    def step(self, action):
-        return super().step(int(action["z"]))
-
-    def _observation(self, action):
-        text = super()._observation(action)
-        return {"text": text, "pair": (self.index, np.full((2, 2), text[-1], np.float32))}
 
 
 class Truncates(Counter):
@@ -303,13 +283,6 @@ def test_calls_in_between_change_nothing():
         assert rollout.terminations[2].tolist() == [True, False, False]
     finally:
         envs.close()
-
-
-class Speaks(Story):
-    observation_space = gym.spaces.Text(5)
-
-    def _observation(self, action):
-        return "a"
 
 
 def test_bad_rollouts():

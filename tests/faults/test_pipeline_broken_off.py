@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from echoing import Moments
-from test_partial import stories
+from envs import stories
 from test_pipeline import Chooser
 
 from shmvec import Pipeline, ShmVectorEnv
