@@ -31,14 +31,12 @@ def run(*command, cwd, **environment):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of what git tracks, or of everything but build output where there is no git."""
+    """A copy of all but what was built; what Cython has generated is there, and not packed."""
     target = tmp_path_factory.mktemp("checkout") / "shmvec"
     ignore = shutil.ignore_patterns(
         "*.so", "build", "dist", "*.egg-info", "__pycache__", ".venv", ".git", ".*_cache"
     )
     shutil.copytree(ROOT, target, ignore=ignore, dirs_exist_ok=True)
-    for generated in (target / "src" / "shmvec").glob("_*/*.c"):
-        generated.unlink()
     return target
 
 
