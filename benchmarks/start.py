@@ -19,8 +19,8 @@ AsyncVectorEnv: the median over the rounds of the ratio of first observations, o
 of the memory of all processes but the parent, by Pss and by what is private.
 
 The limit: one import of the env's packages in a fresh interpreter and so many bare forks of a
-process that has everything imported; a line names these parts, and what making the envs takes. A
-forked worker whose parent has imported all already needs only the forks, and the envs.
+process that has everything imported. A forked worker whose parent has imported all already needs
+only the forks, and the envs.
 """
 
 from __future__ import annotations
@@ -120,8 +120,6 @@ def limit(make: Callable[[], Any], n: int) -> dict[str, float]:
     """What there is to do at least: one import, and so many forks; and making the envs."""
     import cloudpickle
 
-    from shmvec._cores import usable_cores
-
     begin = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", FRESH], input=cloudpickle.dumps(make), stdout=-1, check=True
@@ -131,7 +129,6 @@ def limit(make: Callable[[], Any], n: int) -> dict[str, float]:
     forks = bare_forks(n)
     import_s = first - begin - (second - first)
     found = {**forks, "import_s": import_s, "forks_s": forks["first_s"]}
-    found["envs_s"] = (second - first) * n / min(n, usable_cores())
     found["first_s"] += import_s
     found["cpu_s"] += first_cpu - (second_cpu - first_cpu)
     return found
@@ -357,22 +354,6 @@ def cells(row: dict[str, Any]) -> Iterator[str]:
         yield format(value, form) if isinstance(value, float) else str(value)
 
 
-def parts(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What the limit of each env and number of envs consists of."""
-    from statistics import median
-
-    limits = [row for row in rows if row["system"] == "limit" and "error" not in row]
-    for env, n in dict.fromkeys((row["env"], row["num_envs"]) for row in limits):
-        same = [row for row in limits if (row["env"], row["num_envs"]) == (env, n)]
-        imported, forks, envs = (
-            median(row[name] for row in same) for name in ("import_s", "forks_s", "envs_s")
-        )
-        yield (
-            f"limit: {env}, {n} envs: one import {imported:.2f} s, {n} forks {forks:.2f} s; making "
-            f"the envs, on all cores, {envs:.2f} s"
-        )
-
-
 def main() -> None:
     """Runs the command line."""
     import argparse
@@ -419,7 +400,6 @@ def main() -> None:
         write_results(options.json, {"machine": machine(), "left_out": left_out, "rows": rows})
     for what, why in left_out.items():
         print(f"left out: {what} ({why})")
-    print(*parts(rows), sep="\n")
 
 
 if __name__ == "__main__":
