@@ -489,6 +489,8 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of the times of tasks")
     parser.add_argument("--memory", default="2 GiB", help="of tasks")
     options = parser.parse_args()
+    if unknown := set(options.part) - set(PARTS):
+        parser.error(f"no part {unknown.pop()!r}")
     warnings.filterwarnings("ignore", "pkg_resources|.*task_description")
     print(f"{described(machine())}\n")
     names = "evaluation", "contender", "envs", "episodes", "s", "spread", "speed-up"
