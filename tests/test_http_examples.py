@@ -395,28 +395,6 @@ def test_openenv_that_is_full_is_waited_for(http_env, openenv_client, openenv_ur
     eventually(lambda: http_env.get(f"{openenv_url}/health")["sessions"] == 0)
 
 
-def test_openenv_that_restarts_in_between(http_env, openenv_client):
-    async def play(url, between):
-        env = openenv_client.cartpole(url)
-        await env.reset(seed=1)
-        await asyncio.get_running_loop().run_in_executor(None, between)
-        assert (await env.step(0))[3]
-        await env.reset()
-        assert not (await env.step(0))[3]
-        await env.close()
-
-    program = openenv_client.__file__
-    with ExitStack() as servers:
-        url = servers.enter_context(http_env.serving(program=program))
-
-        def restart():
-            servers.close()
-            port = url.rpartition(":")[2]
-            servers.enter_context(http_env.serving("--port", port, program=program))
-
-        within(play(url, restart))
-
-
 def test_openenv_truncates_after_so_many_steps(openenv_client, openenv_url):
     async def play():
         env = client(openenv_client, openenv_url, max_steps=3)
