@@ -5,10 +5,11 @@ import multiprocessing
 import time
 import weakref
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
-from envs import Counter, Gated, Story
+from envs import Counter, Failing, Gated, Story
 from gymnasium.error import ClosedEnvironmentError
 from tables import deep
 
@@ -198,6 +199,29 @@ def test_envs_that_leave_are_closed_and_who_does_not_close_is_ended(workers, tmp
         assert (tmp_path / "0 closed").exists()
     finally:
         exchange.close(terminate=True)
+
+
+def test_the_first_of_several_groups_is_waited_for_once_beside_an_env_that_has_raised(
+    tmp_path, monkeypatch
+):
+    gate, waits = tmp_path / "gate", []
+    env_fns = [partial(Failing, "step", ValueError("here"), at=1), partial(Gated, gate)]
+    exchange = Exchange(env_fns, num_workers=2)
+    wait = exchange._wait
+
+    def counted(*arguments):
+        waits.append(arguments)
+        gate.touch()
+        wait(*arguments)
+
+    with closing(exchange):
+        exchange.ask_reset()
+        exchange.take()
+        exchange.ask(None, [0, 0])
+        assert exchange.first_ready([np.array([0]), np.array([1])]) == 0
+        monkeypatch.setattr(exchange, "_wait", counted)
+        assert exchange.first_ready([np.array([1])]) == 0
+        assert len(waits) == 1
 
 
 @pytest.mark.deep

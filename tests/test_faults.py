@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -54,6 +55,15 @@ def test_a_worker_that_dies_as_its_envs_close_is_logged(caplog):
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("before all envs were closed: worker 1 (envs 2 to 3) exit code 3"), line
     assert "the licence server is gone" in line
+
+
+def test_an_exception_in_close_names_its_env():
+    failing = partial(Failing, "close", ValueError("late"))
+    envs = ShmVectorEnv([make_counter, failing], num_workers=1)
+    envs.reset()
+    with pytest.raises(ValueError, match="late") as raised:
+        envs.close()
+    assert "In close() of env 1, worker 0" in str(raised.value.__cause__)
 
 
 def test_close_kills_a_worker_that_ignores_sigterm():

@@ -506,6 +506,30 @@ def test_what_has_begun_before_a_time_limit_counts_whatever_happens_to_its_env(t
     assert result["a"].repeats == 1 and 1 <= len(expected) < 40
 
 
+class Single(Walk):
+    """Only one can be built, as is found out when that one has played everything."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+        if (folder / "built").exists():
+            until = time.monotonic() + 60
+            while not (folder / "closed").exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            raise OSError("there is one already")
+        (folder / "built").touch()
+
+    def close(self):
+        (self.folder / "closed").touch()
+
+
+@pytest.mark.filterwarnings("ignore:.*task 'a'")
+def test_a_second_env_that_cannot_be_built_is_no_failure_of_a_task_that_was_played(tmp_path):
+    task = partial(Single, tmp_path)
+    result = evaluate({"a": task}, act, 6, seeds=0, max_envs=2, retries=0)
+    assert result.complete and not result.failures
+
+
 @pytest.mark.deep
 def test_an_env_that_fails_as_it_closes():
     with pytest.warns(UserWarning, match="as an env of task 'a' was closed: never mind"):
