@@ -210,10 +210,9 @@ SHORT = ("--seconds", 0.08, "--rounds", 8, "--starts", 1, "--workload", "noop-1"
 
 def test_a_build_beside_itself():
     tree = Path(shmvec.__file__).parents[1]
-    shown = guard("--tolerance", 1000, tree, tree, *SHORT, "one-by-one", "image-32")
+    shown = guard("--tolerance", 1000, tree, tree, *SHORT, "one-by-one", "--rounds", 2)
     assert shown.returncode == 0, shown.stderr
     assert "| noop-1 | " in shown.stdout and "| one-by-one | " in shown.stdout
-    assert "| image-32 | " in shown.stdout
 
 
 def test_a_build_that_loses(tmp_path):
