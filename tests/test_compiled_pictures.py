@@ -397,7 +397,7 @@ def follow_ale(make, script):
 CHANGED = st.sampled_from(["reset", *ALE_CHANGES, *PREPROCESSING_CHANGES])
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     names=st.lists(st.sampled_from(sorted(ALE_WRAPPERS)), max_size=5, unique=True),
     arguments=st.fixed_dictionaries(
