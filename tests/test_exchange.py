@@ -1,7 +1,10 @@
 """The public seam: what it refuses, and for whom it waits."""
 
 import gc
+import itertools
 import multiprocessing
+import sys
+import threading
 import time
 import weakref
 from contextlib import closing
@@ -201,27 +204,23 @@ def test_envs_that_leave_are_closed_and_who_does_not_close_is_ended(workers, tmp
         exchange.close(terminate=True)
 
 
-def test_the_first_of_several_groups_is_waited_for_once_beside_an_env_that_has_raised(
-    tmp_path, monkeypatch
-):
-    gate, waits = tmp_path / "gate", []
+def test_beside_an_env_that_has_raised_a_wait_does_not_spin(tmp_path):
+    gate, calls = tmp_path / "gate", itertools.count()
     env_fns = [partial(Failing, "step", ValueError("here"), at=1), partial(Gated, gate)]
-    exchange = Exchange(env_fns, num_workers=2)
-    wait = exchange._wait
-
-    def counted(*arguments):
-        waits.append(arguments)
-        gate.touch()
-        wait(*arguments)
-
-    with closing(exchange):
+    with closing(Exchange(env_fns, num_workers=2)) as exchange:
         exchange.ask_reset()
         exchange.take()
         exchange.ask(None, [0, 0])
         assert exchange.first_ready([np.array([0]), np.array([1])]) == 0
-        monkeypatch.setattr(exchange, "_wait", counted)
-        assert exchange.first_ready([np.array([1])]) == 0
-        assert len(waits) == 1
+        timer = threading.Timer(0.2, gate.touch)
+        timer.start()
+        sys.setprofile(lambda *_: next(calls))
+        try:
+            assert exchange.first_ready([np.array([1])]) == 0
+        finally:
+            sys.setprofile(None)
+            timer.join()
+        assert next(calls) < 20_000  # 109; a wait that spins makes 100,000
 
 
 @pytest.mark.deep
