@@ -96,7 +96,7 @@ MISTAKES = r"""
 +                if self.states[env] == LOST and self.by_user[env]]
 
 = other-shapes-after-restart src/shmvec/_core/ledger.pyx 3716894
-  actions are what was given :: test_casts.py test_fault_policy.py
+  actions are what was given :: test_bad_input.py test_fault_policy.py
 -            envs, actions, base + 1, rollout_frame is None or rollout_frame < 0)
 +            envs, actions, base + 1, rollout_frame is None)
 
