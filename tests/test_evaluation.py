@@ -154,7 +154,8 @@ def test_workers_that_are_killed_between_any_two_batches():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("cure, where", [("reset", "reset"), ("restart", "step")])
+@pytest.mark.parametrize("cure", ["reset", "restart"])
+@pytest.mark.parametrize("where", ["reset", "step"])
 def test_an_episode_in_which_an_env_raises_is_played_again(tmp_path, cure, where):
     class Raising(Walk):
         def fail(self, now):
