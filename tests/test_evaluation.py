@@ -705,6 +705,15 @@ def test_intervals_are_the_same_each_time_and_wider_for_more_confidence():
     assert np.isnan(interquartile_mean(np.array([]))) and np.isnan(standard_error(np.array([])))
 
 
+def test_its_table():
+    result = result_of([1, 2, 3, 4])
+    low, high = result.confidence_interval("mean", samples=1000)
+    text = str(result)
+    assert text.startswith("4 episodes of 4, 12 steps, 1.0 s\n") and low < high
+    assert f"| return | 2.50 | 0.65 | {low:.2f} to {high:.2f} | 2.50 | " in text
+    assert "| success | 0.500 |" in text
+
+
 @pytest.mark.deep
 def test_to_pandas():
     result = result_of([1.0, 2.0])

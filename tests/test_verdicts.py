@@ -322,6 +322,20 @@ def test_how_bad_it_is():
         "another program on the cores": "problem",
     }.items():
         assert CASES[case][0].verdict.severity == severity, case
+    hanging = replace(one_worker(), doing=(Doing(0, "step", 41.0),)).verdict
+    assert (hanging.kind, hanging.severity) == ("env-bound", "problem")
+
+
+def test_the_slowest_envs_are_in_the_table():
+    assert "env 3's step" in str(CASES["one slow env"][0])
+
+
+def test_a_verdict_that_is_not_sure_says_what_would_tell():
+    replaced = CASES["envs that compute, in a worker that has been replaced"][0].verdict
+    assert "stats() - before of a time without restarts" in replaced.advice
+    assert "on a quieter machine" in CASES["another program on the cores"][0].verdict.advice
+    few = made([env((4, MS))] * 2, workers=2, waited=0.01, elapsed=0.02, batches=4).verdict
+    assert few.kind == "too early" and "at least 5 steps" in few.advice
 
 
 def test_a_straggler_is_named():

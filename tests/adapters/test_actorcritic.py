@@ -298,6 +298,12 @@ def test_unequal_spaces_raise():
     with closing(MultiEnv(envs[:2])), closing(envs[2]):
         with pytest.raises(ValueError, match="observation_space of env 2 .* of env 0"):
             MultiEnv(envs)
+    spaces = [gym.spaces.Discrete(2), gym.spaces.Discrete(3)]
+    env_fns = [partial(Spaces, spaces[0], space) for space in spaces]
+    envs = create_subprocess_envs(env_fns, num_workers=0)
+    with closing(envs[0]), closing(envs[1]):
+        with pytest.raises(ValueError, match="action_space of env 1 is Discrete"):
+            MultiEnv(envs)
 
 
 @pytest.mark.deep

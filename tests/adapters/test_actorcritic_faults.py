@@ -21,6 +21,7 @@ from actorcritic_envs import (
 from envs import Counter, Failing
 from processes import run_script
 
+from shmvec import FaultPolicy, TooManyFaultsError
 from shmvec.adapters.actorcritic import MultiEnv, SubprocessEnv, create_subprocess_envs
 
 pytestmark = pytest.mark.deep
@@ -87,6 +88,16 @@ def test_a_death_after_the_end_of_an_episode_loses_nothing_but_is_visible():
         assert [observation[0] for observation in observations] == [1, 1]
         assert ["fault" in info for info in infos] == [True, False]
         assert infos[0]["reset_observation"][0] == 0
+
+
+def test_restarts_are_limited():
+    policy = FaultPolicy(on_crash="restart", max_restarts=2, backoff_s=0)
+    with started(partial(Failing, "step", "kill", at=1), faults=policy) as env:
+        env.reset()
+        with pytest.raises(TooManyFaultsError, match="max_restarts=2"):
+            env.step(0)
+        with pytest.raises(ValueError, match="has ended, by a fault"):
+            env.step(0)
 
 
 def test_an_envs_exception_is_no_death():

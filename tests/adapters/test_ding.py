@@ -248,6 +248,18 @@ def test_reset_waits_for_envs_in_flight_and_drops_their_steps():
 
 
 @pytest.mark.deep
+def test_close_ends_envs_that_hang(monkeypatch):
+    monkeypatch.setattr("shmvec.adapters.ding._CLOSE_S", 0.2)
+    with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=gate()), num_workers=2,
+                 wait_num=1) as envs:  # fmt: skip
+        envs.launch()
+        envs.step({0: WAIT, 1: 0})
+        processes = envs.exchange.processes
+        envs.close()
+        assert processes[0].exitcode < 0
+
+
+@pytest.mark.deep
 def test_launch_that_fails_can_be_repeated():
     def broken():
         raise OSError("no simulator")

@@ -413,8 +413,18 @@ def test_envs_must_have_the_same_agents_and_spaces(num_workers):
         ParallelVectorEnv([Band, Band, Band, Other], num_workers=num_workers)
 
 
+class Nameless(Band):
+    """Says who is there, and not who there may ever be."""
+
+    def __init__(self):
+        super().__init__()
+        del self.possible_agents
+
+
 @pytest.mark.deep
 def test_what_is_no_parallel_env():
+    with pytest.raises(TypeError, match="a Nameless without possible_agents"):
+        ParallelVectorEnv([Nameless])
     with pytest.raises(TypeError, match="without the methods observation_space.*ParallelEnv"):
         ParallelVectorEnv([lambda: gym.make("CartPole-v1")])
     with pytest.raises(ValueError, match="env_fns is empty"):

@@ -17,6 +17,7 @@ from gymnasium.error import ClosedEnvironmentError
 from plangym_envs import Fickle, Walk, Words
 from tables import deep
 
+from shmvec import FaultPolicy
 from shmvec.adapters.plangym import GymnasiumEnv, ParallelEnv, make
 from shmvec.planning import StateAccess
 
@@ -168,6 +169,22 @@ def test_dt_that_is_no_number_of_steps():
                 env.step_batch(actions, dt=dt)
         with closing(GymnasiumEnv("CartPole-v1")) as alone, pytest.raises(ValueError, match="dt"):
             alone.step_with_dt(0, dt=0)
+
+
+class Raises(Walk):
+    def step(self, action, **others):
+        if action[0] == 1:
+            raise LookupError("lost")
+        return super().step(action, **others)
+
+
+@pytest.mark.deep
+def test_worker_options_are_those_of_planning():
+    policy = FaultPolicy(on_error="reset")
+    with parallel(Raises, n_workers=1, worker_options={"faults": policy}) as env:
+        state, *_ = env.reset()
+        *_, truncateds, infos = env.step_batch(np.array([[0, 0], [1, 0]]), [state] * 2)
+        assert truncateds == [False, True] and infos[1]["fault"]["type"] == "LookupError"
 
 
 # ---- the env of this process, and states -----------------------------------------------------

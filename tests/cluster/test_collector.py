@@ -184,6 +184,13 @@ def test_what_is_closed_is_closed():
 
 
 @pytest.mark.deep
+def test_the_log_says_what_has_started(caplog):
+    with caplog.at_level("INFO", "shmvec.cluster"), collector() as made:
+        next(made)
+    assert "runner 0 on this process has started: 3 envs, 1 workers" in caplog.text
+
+
+@pytest.mark.deep
 def test_what_ends_the_block_is_not_hidden_by_what_an_env_raises_then(caplog):
     class Env(gym.Wrapper):
         def close(self):
@@ -468,6 +475,7 @@ def test_ray_is_missing(monkeypatch):
     [
         ({"time_limit": 1.0}, ValueError, "on a cluster there is no time_limit"),
         ({"video_folder": "videos"}, ValueError, "on a cluster there is no video_folder"),
+        ({"time_limit": 1.0, "retries": 1}, ValueError, "on a cluster there is no time_limit"),
         ({"policy": unpicklable()}, TypeError, "policy cannot be pickled"),
         ({"cluster": False, "actor_options": {}}, ValueError, "they need cluster=True"),
     ],
