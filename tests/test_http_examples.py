@@ -153,6 +153,19 @@ def test_a_session_that_dies_ends_its_episode(http_env, url, fault, why):
     assert http_env.counts(url)["sessions"] == 0
 
 
+def test_a_session_that_has_died_between_episodes_is_replaced(http_env, url):
+    async def play():
+        env = http_env.HttpEnv(url)
+        _, info = await env.reset(seed=1)
+        http_env.get(f"{url}/fault", {"session": info["session"], "fault": "die"})
+        observation, another = await env.reset(seed=2)
+        assert another["session"] != info["session"]
+        assert (observation == Local().reset(seed=2)[0]).all()
+        await env.close()
+
+    within(play())
+
+
 @pytest.mark.parametrize("fault", ["busy", "lose"])
 def test_no_step_is_made_twice(http_env, url, fault):
     async def play():
