@@ -94,3 +94,9 @@ def test_planning_plays_better_than_chance_and_draws_it(tmp_path):
     planned, at_random = re.search(r"(\d+) in \d+ moves by planning, (\d+) in", line).groups()
     assert int(planned) > 2 * int(at_random)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_planning_in_pong():
+    pytest.importorskip("ale_py")
+    line = run("planning.py", "--env", "pong", "--moves", "1", "--samples", "2")[0]
+    assert "in 1 moves by planning" in line
