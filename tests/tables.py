@@ -21,13 +21,21 @@ def first(rows):
 
 
 def paired(*columns):
-    """Rows that show each value of several parameters, not their combinations.
+    """Rows that show each value of several parameters with two of each other's, where there are.
 
     Only the first one is tried by default.
     """
     columns = [list(column) for column in columns]
     most = max(len(column) for column in columns)
-    return first(tuple(column[row % len(column)] for column in columns) for row in range(most))
+    places = [
+        tuple((row + shift * at) % len(column) for at, column in enumerate(columns))
+        for shift in range(2)
+        for row in range(most)
+    ]
+    return first(
+        tuple(column[place] for column, place in zip(columns, row, strict=True))
+        for row in dict.fromkeys(places)
+    )
 
 
 def crossed(*columns, shown=None):
