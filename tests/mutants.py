@@ -256,10 +256,9 @@ MISTAKES = r"""
 -        if attributes is None or getattr(self.kind, name) is not getattr(_wrapper, name):
 +        if attributes is None:
 
-= options-are-shared src/shmvec/evaluation/episodes.py fed951c
+= options-are-shared src/shmvec/exchange.py fed951c
   evaluations are exact :: test_evaluation.py
--        options = [copy.deepcopy(self._options_of(episode)) for episode in mine]
-+        options = [self._options_of(episode) for episode in mine]
+-        options = copies_of_each(workers, options)
 
 = two-of-one-number src/shmvec/evaluation/suite.py f9df31c
   each env of a suite has its number :: test_suites.py

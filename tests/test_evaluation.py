@@ -218,6 +218,8 @@ def test_options_that_envs_change():
     result = evaluate(Taking, act, 6, seeds=0, num_envs=3, num_workers=0, options=options)
     expected = one_after_the_other(Walk, range(6), [{"more": 5}] * 6)
     assert rows(result) == [one[:4] for one in expected]
+    suite = evaluate({"a": Taking}, act, 6, seeds=0, max_envs=2, options=options)
+    assert rows(suite["a"]) == rows(result)
     assert options == {"more": 5}
 
 

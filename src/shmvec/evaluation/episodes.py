@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import os
 import time
@@ -171,7 +170,7 @@ class EpisodePlayer:
             return
         mine = [self._playing[env] for env in envs]
         # Copies, because an env may change its options, which other resets need as they are.
-        options = [copy.deepcopy(self._options_of(episode)) for episode in mine]
+        options = [self._options_of(episode) for episode in mine]
         self._begun.update(envs)
         self._exchange.ask_reset(envs, [episode.seed for episode in mine], options)
 

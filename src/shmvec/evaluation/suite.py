@@ -6,7 +6,6 @@ env that fails takes no other with it: its episode goes back to its task, for an
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -523,7 +522,7 @@ class SuitePlayer:
             self._part_with(env, at_once=False)
             return
         episode = plan.waiting.popleft()  # those that were interrupted come first
-        options = copy.deepcopy(episode.options)
+        options = episode.options
         if self._recording:
             options = {EPISODE: episode.number, "": options}
         env.begin(episode, options)
