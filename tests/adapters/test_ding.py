@@ -248,8 +248,7 @@ def test_reset_waits_for_envs_in_flight_and_drops_their_steps():
 
 
 @pytest.mark.deep
-def test_close_ends_envs_that_hang(monkeypatch):
-    monkeypatch.setattr("shmvec.adapters.ding._CLOSE_S", 0.2)
+def test_close_ends_envs_that_hang():
     with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=gate()), num_workers=2,
                  wait_num=1) as envs:  # fmt: skip
         envs.launch()
