@@ -97,10 +97,11 @@ static void test_learning(void)
         CHECK(waiter.since == 0);
     }
     CHECK(waiter.typical > 50000 + waiter.park_cost);
-    /* On a busy machine a slice may be over before its spinning is. */
+    /* Each slice ends in a park, unless a busy machine has it pass while it spins. */
     CHECK(counts.waits == 40 && counts.parks > 0 && counts.parks <= 40);
     /* Every moment of a wait belongs to one phase, and none of it to a phase without a budget. */
-    CHECK(counts.pause_ns > 0 && counts.yield_ns == 0 && counts.park_ns > 0);
+    CHECK(counts.pause_ns > 0 && counts.yield_ns == 0);
+    CHECK(counts.pause_ns + counts.park_ns >= 39 * MS);
     CHECK(waiter.phase_ns == NULL && counts.late_wakes <= counts.parks);
     /* What is ready at once costs no wait. */
     CHECK(sv_wait_completion(&waiter, &completion, 40, MS) == SV_WAIT_READY);
