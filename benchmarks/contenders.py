@@ -65,9 +65,9 @@ Start = Callable[..., Any]
 # ---- ways to step --------------------------------------------------------------------------------
 
 
-def in_batches(envs: Any) -> Callable[[Any], Any]:
-    """Partial batches of ShmVectorEnv: what is ready first is stepped first."""
-    envs.async_reset(seed=0)
+def in_batches(envs: Any, **reset: Any) -> Callable[[Any], Any]:
+    """Partial batches by ``send`` and ``recv``: what is ready first is stepped first."""
+    envs.async_reset(**reset)
     ids = envs.recv()[-1]["env_id"]
 
     def step(actions: Any) -> Any:
@@ -140,7 +140,7 @@ def ours_in_batches(fns: Fns, **options: Any) -> Stepper:
     envs = shmvec.ShmVectorEnv(fns, **options)
     envs.action_space.seed(0)
     sample = envs.action_space.sample
-    return Stepper(in_batches(envs), sample, len(fns), close=envs.close)
+    return Stepper(in_batches(envs, seed=0), sample, len(fns), close=envs.close)
 
 
 def our_singles(fns: Fns) -> Stepper:

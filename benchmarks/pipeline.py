@@ -47,6 +47,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from contenders import in_batches
 from harness import ENVPOOL, WORKLOADS, Calls, arguments, heading, write_results
 
 import shmvec
@@ -249,18 +250,8 @@ def batches(make: Callable[[], Any], num_envs: int, batch: int, compute_us: floa
     envs = make()
     envs.action_space.seed(0)
     space = getattr(envs, "single_action_space", envs.action_space)
-    envs.async_reset()
-    ids = envs.recv()[-1]["env_id"]
-
-    def step(actions: Any) -> Any:
-        nonlocal ids
-        envs.send(actions, ids)
-        _, _, terminated, truncated, infos = envs.recv()
-        ids = infos["env_id"]
-        return terminated | truncated, False, ids
-
     return Stepper(
-        step,
+        in_batches(envs),
         lambda: np.array([space.sample() for _ in range(batch)]),
         num_envs,
         compute=Compute(compute_us * batch / num_envs) if compute_us else None,
@@ -268,7 +259,7 @@ def batches(make: Callable[[], Any], num_envs: int, batch: int, compute_us: floa
     )
 
 
-def in_batches(
+def batch_contenders(
     workload: str, n: int, compute_us: float, num_workers: int | None
 ) -> dict[str, Callable[[], Stepper]]:
     """What starts the contenders, by name."""
@@ -305,7 +296,7 @@ def partials(options: argparse.Namespace) -> Iterator[Row]:
     warnings.simplefilter("ignore")  # of peers; none of ours
     left_out: dict[str, str] = {}
     for workload, n, us in product(options.workload, options.num_envs, options.compute):
-        starts = in_batches(workload, n, us, options.num_workers)
+        starts = batch_contenders(workload, n, us, options.num_workers)
         limit = WORKLOADS[workload].makes
         results = race(starts, options.seconds, limit=limit, left_out=left_out)
         for system, result in results.items():

@@ -63,7 +63,7 @@
  * calls, while it still wakes the others (CartPole, 32 envs, on two cores: 9 to 15 % less time with 3,
  * 8 and 32 workers).  Most of what more workers than cores cost is not in their waits.  Each process
  * has its own copy of all memory that an interpreter touches, so env.step itself takes longer after
- * another process had the core: `matrix.py --bound` measures that, without shmvec.  Tried and no
+ * another process had the core: benchmarks/matrix.py settings --bound measures that.  Tried and no
  * better: workers that wake each other as they finish, one a core at a time, which takes the wakes out
  * of the parent's hot loop and has cold processes make them (also with an order that is reversed at
  * each step, so that workers that are awake come first: 1.4 times the time with 8 and 32 workers);
