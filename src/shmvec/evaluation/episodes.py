@@ -169,7 +169,6 @@ class EpisodePlayer:
         if not envs:
             return
         mine = [self._playing[env] for env in envs]
-        # Copies, because an env may change its options, which other resets need as they are.
         options = [self._options_of(episode) for episode in mine]
         self._begun.update(envs)
         self._exchange.ask_reset(envs, [episode.seed for episode in mine], options)
