@@ -163,14 +163,15 @@ class FixedFile(Well):
         (SHARED / "state.txt").unlink(missing_ok=True)
 
 
+# All its bytes are equal: whether workers read where another has left it is a race.
 _FILE = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
-_FILE.write(bytes(range(256)) * 64)
+_FILE.write(bytes(16000))
 
 
 class ReadsAnOpenFile(Well):
     def noise(self):
         _FILE.seek(self.np_random.integers(8000))
-        return float(_FILE.read(1)[0])
+        return super().noise() + _FILE.read(1)[0]
 
 
 class SameWhateverTheSeed(Well):
