@@ -90,60 +90,60 @@ MISTAKES = r"""
 -    while (first < count && now - (tail - count + first) >= size)
 +    while (first < count && now - (tail - count + first) > size)
 
-= failed-reset-without-seed src/shmvec/_core/ledger.pyx bd3d00b
+= failed-reset-without-seed src/shmvec/_core/caller.pyx bd3d00b
   a lost reset is repeated as it was :: test_fault_policy.py test_evaluation.py
 -                if self.states[env] in (LOST, FAILED) and self.by_user[env]]
 +                if self.states[env] == LOST and self.by_user[env]]
 
-= other-shapes-after-restart src/shmvec/_core/ledger.pyx 3716894
+= other-shapes-after-restart src/shmvec/_core/caller.pyx 3716894
   actions are what was given :: test_bad_input.py test_fault_policy.py
 -            envs, actions, base + 1, rollout_frame is None or rollout_frame < 0)
 +            envs, actions, base + 1, rollout_frame is None)
 
-= env-that-there-is-not src/shmvec/_core/ledger.pyx a0f4153
+= env-that-there-is-not src/shmvec/_core/caller.pyx a0f4153
   bad input is refused :: test_exchange.py test_bad_input.py
 -            self.check_exists(envs[i])
 -            if self.states[envs[i]] not in (READY, IDLE) and
 +            if self.states[envs[i]] not in (READY, IDLE) and
 
-= settle-order src/shmvec/_core/ledger.pyx -
+= settle-order src/shmvec/_core/caller.pyx -
   messages keep their steps :: core/test_infos.py test_partial.py faults/test_taken.py
 -        if not unfinished and not answer.operation & LATE:  # the fast path
 +        if not answer.operation & LATE:  # the fast path
 
-= missing-wake src/shmvec/_core/ledger.pyx -
+= missing-wake src/shmvec/_core/caller.pyx -
   no lost wake :: test_partial.py test_some_envs.py test_scheduling.py
--            mask |= sv_bell_mask(self.workers[envs[i]])
-+            mask = sv_bell_mask(self.workers[envs[i]])
+-            mask |= c.sv_bell_mask(self.workers[envs[i]])
++            mask = c.sv_bell_mask(self.workers[envs[i]])
 
-= newest-first src/shmvec/_core/ledger.pyx -
+= newest-first src/shmvec/_core/caller.pyx -
   a partial batch has those ready for longest :: test_partial.py test_exchange.py
 -            found[i] = self.queue[(self.head + i) % self.num_envs]
 +            found[i] = self.queue[(self.head + count - 1 - i) % self.num_envs]
 
-= seed-not-noted src/shmvec/_core/ledger.pyx -
+= seed-not-noted src/shmvec/_core/caller.pyx -
   a restarted env is seeded :: test_fault_policy.py faults/test_restart_faults.py
 -                self.last_seeds[env] = (<tuple>arguments[i])[0]
 +                pass
 
-= endless-timeout src/shmvec/_core/links.pyx 759c820
+= endless-timeout src/shmvec/_core/caller.pyx 759c820
   a timeout of infinity is none :: test_time_limits.py test_partial.py test_async_calls.py
 -        if timeout is not None and timeout < FOR_EVER_S:
 -            deadline = begun
 +        if timeout is not None:
 +            deadline = begun
 
-= last-results-overwritten src/shmvec/_core/frames.pyx -
+= last-results-overwritten src/shmvec/_core/caller.pyx -
   a lost env's last observation is kept :: test_fault_policy.py
 -                        self.keep_last and self.rows[envs[i]] == row):
 +                        self.keep_last and self.last_rows[envs[i]] == row):
 
-= block-half-leased src/shmvec/_core/frames.pyx -
+= block-half-leased src/shmvec/_core/memory.pyx -
   an array stays as it is :: test_blocks.py test_leases.py
 -        cdef Lease lease = self.lease(block * self.num_envs, self.num_envs)
 +        cdef Lease lease = self.lease(block * self.num_envs, self.num_envs - 1)
 
-= info-of-a-failed-env src/shmvec/_core/infos.pyx -
+= info-of-a-failed-env src/shmvec/_core/caller.pyx -
   infos are the env's own :: core/test_infos.py test_partial.py test_gymnasium_faults.py
 -            if self.env == env:  # else it is of an env that has failed
 -                self.read(infos, vector_env)
@@ -154,7 +154,7 @@ MISTAKES = r"""
 -            if type(<object>value) is not field.type:
 -                return False
 
-= byte-order-of-actions src/shmvec/_core/codec.pyx a7dcbc7
+= byte-order-of-actions src/shmvec/_core/memory.pyx a7dcbc7
   actions are what was given :: core/test_codec.py test_casts.py test_vector_env.py
 -        self.dtype = np.dtype(dtype).newbyteorder("=")  # all formats have this byte order
 +        self.dtype = np.dtype(dtype)
@@ -169,7 +169,7 @@ MISTAKES = r"""
 -        if self.log is not None:  # the env may have done what it did not finish
 -            self.log.interrupt(self.first_env + i)
 
-= numbers-that-wrap src/shmvec/_core/channel.pyx -
+= numbers-that-wrap src/shmvec/_core/messages.pyx -
   messages belong to their requests :: core/test_channel.py
 -            if message.goodbye or <int32_t>(message.sequence - sequence) > 0:
 +            if message.goodbye or message.sequence > sequence:
@@ -181,7 +181,7 @@ MISTAKES = r"""
 +            if self.kinds[row] & TERMINATED:
 +                break
 
-= masked-reset-of-all src/shmvec/_core/overlap.pyx -
+= masked-reset-of-all src/shmvec/_core/worker.pyx -
   results equal Sync's :: test_overlap.py
 -            elif request.mask is not None and not request.mask[i]:
 -                continue

@@ -8,12 +8,12 @@
  * Both directions: a request may have a message (a command, actions that did not fit the ring),
  * which the parent puts into its channel before the request; an answer may have one (results,
  * errors, infos that did not fit), which the worker sends after the answer.  Every message has the
- * sequence number of its request.  The parent keeps what the socket does not take (channel.pyx),
- * and reads and writes all channels whenever it waits (links.pyx).  A worker waits for the message
+ * sequence number of its request.  The parent keeps what the socket does not take (messages.pyx),
+ * and reads and writes all channels whenever it waits (caller.pyx).  A worker waits for the message
  * of the request that it works on, and until all of its own has been written.
  *
  * The parent makes CALLS calls, one after the other, and then closes.  A call first drops what
- * calls before have left, then asks each unit something and takes all answers (ledger.pyx); with
+ * calls before have left, then asks each unit something and takes all answers (caller.pyx); with
  * -DPARTIAL it may ask some units only, take those that have answered, and leave the rest to the
  * next call.  Unit u is of worker u mod WORKERS: all its envs, or one of them.
  *

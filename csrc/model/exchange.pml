@@ -13,7 +13,7 @@ byte half_content[WORKERS], half_number[WORKERS];
 #define each(action) :: action(0)
 #endif
 
-/* channel.pyx: put */
+/* messages.pyx: put */
 inline put(w, content_, number_)
 {
     d_step {
@@ -23,7 +23,7 @@ inline put(w, content_, number_)
     }
 }
 
-/* channel.pyx: flush */
+/* messages.pyx: flush */
 inline flush(w)
 {
     d_step {
@@ -34,7 +34,7 @@ inline flush(w)
     }
 }
 
-/* channel.pyx: fill */
+/* messages.pyx: fill */
 inline fill(w)
 {
     d_step {
@@ -87,7 +87,7 @@ bool is_down[WORKERS];
 
 #define any(what) (state[0] == what || state[1] == what || state[2] == what)
 
-/* links.pyx: request, and ledger.pyx: enter */
+/* caller.pyx: request, and caller.pyx: enter */
 inline push(u, number_, message_)
 {
     d_step {
@@ -106,7 +106,7 @@ inline push(u, number_, message_)
 #define in_hand sequence
 #endif
 
-/* ledger.pyx: post, of one unit. */
+/* caller.pyx: post, of one unit. */
 inline post(u)
 {
 #ifndef COUNT_LAST
@@ -139,7 +139,7 @@ inline post(u)
 #endif
 #define may_tell(w) (is_up(w) && len(requests[w]) <= CAPACITY - OF_A_WORKER - 2)
 
-/* links.pyx: record, of one worker. */
+/* caller.pyx: record, of one worker. */
 inline record(w)
 {
     if
@@ -158,7 +158,7 @@ inline record(w)
 }
 #endif
 
-/* ledger.pyx: step, and the like. */
+/* caller.pyx: step, and the like. */
 inline ask()
 {
     calls++;
@@ -177,7 +177,7 @@ inline ask()
 
 /* ---- taking -------------------------------------------------------------------------------- */
 
-/* ledger.pyx: settle_unfinished */
+/* caller.pyx: settle_unfinished */
 inline settle_owed(w)
 {
     do
@@ -190,7 +190,7 @@ inline settle_owed(w)
     content = 0; number = 0; late = false
 }
 
-/* ledger.pyx: settle */
+/* caller.pyx: settle */
 inline settle(w)
 {
     assert(worker_of(unit_of(content)) == w);
@@ -200,7 +200,7 @@ inline settle(w)
     settle_owed(w)
 }
 
-/* ledger.pyx: pop */
+/* caller.pyx: pop */
 inline pop(w)
 {
     d_step {
@@ -214,8 +214,8 @@ inline pop(w)
     }
 }
 
-/* recovery.py: _receive, that is channel.pyx: find, of the first message that is owed, then
- * ledger.pyx: deliver, and only then channel.pyx: take. */
+/* recovery.py: _receive, that is messages.pyx: find, of the first message that is owed, then
+ * caller.pyx: deliver, and only then messages.pyx: take. */
 inline fetch(w)
 {
     d_step {
@@ -272,7 +272,7 @@ inline empty_out(channel)
     od
 }
 
-/* ledger.pyx: discard */
+/* caller.pyx: discard */
 inline discard_all()
 {
     d_step {
@@ -286,7 +286,7 @@ inline discard_all()
     }
 }
 
-/* ledger.pyx: commit */
+/* caller.pyx: commit */
 inline commit()
 {
     d_step {
@@ -308,7 +308,7 @@ inline commit()
 /* ---- workers that die ---------------------------------------------------------------------- */
 
 #if DEATHS
-/* ledger.pyx: lose, and links.pyx: renew */
+/* caller.pyx: lose, and caller.pyx: renew */
 inline lose(w)
 {
     d_step {
@@ -420,7 +420,7 @@ inline look(w)
 #endif
 }
 
-/* ledger.pyx: revive, of whatever is lost by now. */
+/* caller.pyx: revive, of whatever is lost by now. */
 inline revive()
 {
     do
@@ -445,7 +445,7 @@ inline fill_late(w)
 }
 #endif
 
-/* exchange.py: _wait, with links.pyx: wait_for, links.pyx: look_around and links.pyx: pump. */
+/* exchange.py: _wait, with caller.pyx: wait_for, caller.pyx: look_around and caller.pyx: pump. */
 inline wait()
 {
     do
@@ -469,7 +469,7 @@ inline wait()
     od
 }
 
-/* exchange.py: discard, batch_step.pyx: ask, exchange.py: take; or without the first. */
+/* exchange.py: discard, caller.pyx: ask, exchange.py: take; or without the first. */
 inline call()
 {
 #if TRACES
@@ -559,7 +559,7 @@ active proctype parent()
 #endif
     od;
 close:
-    do /* links.pyx: ask_to_close */
+    do /* caller.pyx: ask_to_close */
     :: u < WORKERS ->
 #if TRACES
        assert(nfull(requests[u]) && empty(completions[u]));

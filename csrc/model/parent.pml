@@ -18,7 +18,7 @@ inline count_choices()
     }
 }
 
-/* ledger.pyx: post_all, and ledger.pyx: post, which asks any of those that may be asked, but one at
+/* caller.pyx: post_all, and caller.pyx: post, which asks any of those that may be asked, but one at
  * least if none is out. */
 inline post()
 {
@@ -53,7 +53,7 @@ inline post()
     od
 }
 
-/* links.pyx: rouse */
+/* caller.pyx: rouse */
 inline rouse(mask)
 {
     do
@@ -62,7 +62,7 @@ inline rouse(mask)
     od
 }
 
-/* links.pyx: ring */
+/* caller.pyx: ring */
 inline ring_bell(mask)
 {
     sv_bell_ring(mask);
@@ -91,7 +91,7 @@ inline ring_bell(mask)
 #define may_tell (room(0) >= 3 && room(WORKERS - 1) >= 3)
 #endif
 
-/* links.pyx: record */
+/* caller.pyx: record */
 inline record()
 {
     do
@@ -125,7 +125,7 @@ inline look()
 #endif
 }
 
-/* links.pyx: wait_for, with sv_wait_completion() and sleep_for_completion().  A sleep after which
+/* caller.pyx: wait_for, with sv_wait_completion() and sleep_for_completion().  A sleep after which
  * the target is not reached is the end of a slice, or a wake meant for an earlier target: the code
  * cannot tell them apart and looks after the dead in either case. */
 inline wait_for(goal)
@@ -159,7 +159,7 @@ inline take_answer()
     d_step { out[unit] = false; results[unit] = 0; open--; unit = 0; number = 0 }
 }
 
-/* ledger.pyx: take_all, and ledger.pyx: pop, which may find none of some workers. */
+/* caller.pyx: take_all, and caller.pyx: pop, which may find none of some workers. */
 inline collect()
 {
     do
@@ -243,7 +243,7 @@ active proctype parent()
        if
        :: mask != 0 -> ring_bell(SV_EVERYONE)
 #ifdef PARTIAL
-       :: mask != 0 -> ring_bell(mask) /* ledger.pyx: mask_of */
+       :: mask != 0 -> ring_bell(mask) /* caller.pyx: mask_of */
        :: mask == 0
 #endif
        fi;
@@ -253,7 +253,7 @@ active proctype parent()
        record(); /* between step_async and step_wait, say */
 #endif
 #ifdef PARTIAL
-       if /* ledger.pyx: wait, for one more or for all */
+       if /* caller.pyx: wait, for one more or for all */
        :: goal = issued
        :: open > 1 -> goal = (issued + COUNTS - open + 1) % COUNTS
        fi;
@@ -280,7 +280,7 @@ crashed:
     collect_after_death();
 close_all:
 #endif
-    do /* links.pyx: ask_to_close */
+    do /* caller.pyx: ask_to_close */
     :: w < WORKERS && !dead[w] ->
        sv_ring_try_push(requests[w], asked[w], CLOSE, 1, actions[CLOSE]);
        w++

@@ -1,7 +1,7 @@
 /* protocol.pml — the protocol between parent and workers, for spin to check exhaustively.
  *
  * What is modelled.  One parent and a few workers, step by step as bell.h, completion.h, ring.h and
- * wait.c have it, and the code on top of them: links.pyx and ledger.pyx, worker.pyx, and the look
+ * wait.c have it, and the code on top of them: caller.pyx and caller.pyx, worker.pyx, and the look
  * after the dead in supervisor.py.  Names are those of the code.  `name()` in a comment is a C
  * function and `file: name` a method elsewhere; a test looks whether they still exist.  The
  * primitives are in primitives.pml, the parent is in parent.pml, and the workers are here.

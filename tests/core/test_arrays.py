@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tables import first
 
-from shmvec._core import arrays
+from shmvec._core import memory as arrays
 
 try:
     from numpy._core import _multiarray_umath as umath
@@ -111,7 +111,7 @@ def version(number):
     return ctypes.cast(kept[-1], ctypes.c_void_p)
 
 {BROKEN[why]}
-import shmvec._core.arrays
+import shmvec._core.memory
 """
     done = subprocess.run(
         [sys.executable, "-c", program],

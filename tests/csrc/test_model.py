@@ -240,7 +240,7 @@ def test_what_the_model_names_exists():
         names |= set(re.findall(r"^(?:inline|#define) (sv_\w+)\(", code, re.M))
         methods |= set(re.findall(r"\b(\w+\.pyx?): (\w+)", comments))
     assert {"sv_bell_listen", "sv_bell_ring", "sv_completion_arm", "sleep_for_request"} <= names
-    assert {("ledger.pyx", "post"), ("links.pyx", "wait_for"), ("channel.pyx", "fill")} <= methods
+    assert {("caller.pyx", "post"), ("caller.pyx", "wait_for"), ("messages.pyx", "fill")} <= methods
     source = "\n".join(path.read_text() for path in (ROOT / "csrc").glob("*.[ch]"))
     defined = set(
         re.findall(r"^(?:static )?(?:inline )?\w[\w ]*?[ *]+(\w+)\([^;]*?\)\n\{", source, re.M)

@@ -8,29 +8,22 @@ from importlib import import_module
 from importlib.util import find_spec
 
 _NAMES = {
-    "batch_step": "BatchSteps",
-    "channel": "Channel ChannelMessage",
-    "codec": "ACTION_ITEMSIZE ActionCodec ArrayCodec Codec DictCodec MessageCodec "
-    "OtherShapeError TEXT_HEAD TextCodec TupleCodec",
-    "frames": "Blocks Frames Lease Lender Results release",
-    "guard": "Guard Loan exclusive whole",
-    "infos": "Batch Report",
-    "ledger": "DONE TIME_UP Ledger",
-    "links": "Alarms Links",
-    "messages": "copied pickle_value",
-    "overlap": "OverlappedLoop",
-    "process": "Descriptor buffer_c_lines clock_cost core_rates core_round_trip flush_c "
-    "guard_handler is_unhandled mark_process opened_pipe reap_marked signal_marked start_watchdog "
-    "stop_watchdog yield_cost",
+    "caller": "Alarms Batch BatchSteps DONE Frames Guard Ledger Links Loan Report TIME_UP "
+    "exclusive whole",
+    "memory": "ACTION_ITEMSIZE ActionCodec ArrayCodec Blocks COUNTERS Codec DictCodec Insight "
+    "Lease Lender MappedMemory MessageCodec OtherShapeError Results Segment TEXT_HEAD TextCodec "
+    "TupleCodec release reserve_pages segment_bytes",
+    "messages": "Channel ChannelMessage copied pickle_value",
+    "process": "Descriptor Recorder TRACE_KINDS TraceSwitch buffer_c_lines clock_cost core_rates "
+    "core_round_trip flush_c guard_handler is_unhandled mark_process opened_pipe read_trace "
+    "reap_marked signal_marked start_watchdog stop_watchdog trace_bytes yield_cost",
     "replay": "ReplayLog Sampler",
-    "segment": "COUNTERS Insight MappedMemory Segment reserve_pages segment_bytes",
-    "trace": "TRACE_KINDS Recorder TraceSwitch read_trace trace_bytes",
-    "worker": "FAULT_POINTS WorkerLoop die_at end_forks watch_forks",
+    "worker": "FAULT_POINTS OverlappedLoop WorkerLoop die_at end_forks watch_forks",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = list(_MODULES)  # noqa: PLE0605
 
-if find_spec("shmvec._core.segment") is None:  # pragma: no cover - depends on the installation
+if find_spec("shmvec._core.memory") is None:  # pragma: no cover - depends on the installation
     raise ImportError(
         "shmvec's compiled core is missing for this Python. In a source tree build it with "
         "`pip install -e .` or `python setup.py build_ext --inplace`; an installed package "

@@ -1,7 +1,7 @@
 from libc.stdint cimport uint32_t
 
-from shmvec._core.codec cimport Codec
-from shmvec._core.csrc cimport sv_byte_ring
+from shmvec._core cimport csrc as c
+from shmvec._core.memory cimport Codec
 
 
 cdef enum Kind:
@@ -28,9 +28,8 @@ cdef class Field:
     cdef list children    # fields of NESTED
     cdef object column    # in the parent: the column for values that are unpacked
 
-
 cdef class Encoder:
-    cdef sv_byte_ring ring
+    cdef c.sv_byte_ring ring
     cdef list schemas
     cdef dict ids
     cdef list last        # by env and kind of message: the schema that was used last
@@ -45,9 +44,8 @@ cdef class Encoder:
     cdef object learn(self, dict message)
     cdef bint send(self, uint32_t tag) noexcept
 
-
 cdef class Decoder:
-    cdef sv_byte_ring ring
+    cdef c.sv_byte_ring ring
     cdef list schemas
     cdef Py_ssize_t num_envs
     cdef object whose     # the sender, for messages of errors

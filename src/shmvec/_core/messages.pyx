@@ -1,65 +1,55 @@
-"""Messages in byte rings: dicts that are packed by a schema, or pickled where none describes them.
-
-Infos are such messages (worker to parent), and so are observations and actions of spaces that have
-no fixed size.
-
-The dicts that an env returns look alike from step to step.  The sender learns the *schema* of each
-form: keys, nesting, types, dtypes and shapes.  It sends a schema once, and from then on only the
-packed values with the schema's number.  A dict that no schema can describe (a key that is no
-string, a subclass of dict, ...) is pickled whole; the caller sends what does not fit the ring.
-
-A message: tag (schema number or one of the two below), env, kind, sequence, sum, packed values.
-
-A sum shows damage of the ring, so that nothing damaged is unpickled, and no values are read by the
-schema of others.  (Packed values have no sum, like those in a slab: damage makes a wrong number.)
-"""
+"""Messages between caller and workers: packed dicts in byte rings, and the control channels."""
 
 cimport cython
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS,
     PyBUF_FORMAT,
-    Py_buffer,
     PyBuffer_Release,
     PyObject_GetBuffer,
+    Py_buffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Next
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_AsDouble
 from cpython.object cimport PyObject
+from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset, strcmp
+from posix.unistd cimport close as close_descriptor
 
-from shmvec._core cimport csrc
-from shmvec._core.csrc cimport (
-    SV_RING_CORRUPT,
-    SV_RING_YES,
-    SV_SUM_START,
-    sv_byte_ring_attach_consumer,
-    sv_byte_ring_attach_producer,
-    sv_byte_ring_commit,
-    sv_byte_ring_peek,
-    sv_byte_ring_release,
-    sv_byte_ring_reserve,
-    sv_byte_ring_skip,
-    sv_segment_actions,
-    sv_segment_infos,
-    sv_sum,
-    sv_sum_bytes,
-    sv_sum_pair,
-)
+from shmvec._core cimport csrc as c
+from shmvec._core.memory cimport Codec, Segment
 from shmvec._core.protocol cimport ACTION, FINAL, INFO, KINDS
-from shmvec._core.segment cimport Segment
 from shmvec._core.texts cimport PyUnicode_DATA, measure, text_of, width_of
 
 import math
+import os
 from copy import deepcopy
-from pickle import HIGHEST_PROTOCOL, PicklingError, loads
-from pickle import dumps as pickled_as_known
+from pickle import HIGHEST_PROTOCOL, PicklingError, dumps as pickled_as_known, loads
 
 import numpy as np
 
 from shmvec._pickling import dumps as pickled_by_value  # bound here: an env may patch the module
+
+
+# ==== messages ====================================================================================
+#
+# Messages in byte rings: dicts that are packed by a schema, or pickled where none describes them.
+#
+# Infos are such messages (worker to parent), and so are observations and actions of spaces that
+# have no fixed size.
+#
+# The dicts that an env returns look alike from step to step.  The sender learns the *schema* of
+# each form: keys, nesting, types, dtypes and shapes.  It sends a schema once, and from then on only
+# the packed values with the schema's number.  A dict that no schema can describe (a key that is no
+# string, a subclass of dict, ...) is pickled whole; the caller sends what does not fit the ring.
+#
+# A message: tag (schema number or one of the two below), env, kind, sequence, sum, packed values.
+#
+# A sum shows damage of the ring, so that nothing damaged is unpickled, and no values are read by
+# the schema of others.  (Packed values have no sum, like those in a slab: damage makes a wrong
+# number.)
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
@@ -81,16 +71,16 @@ cdef object _number = np.number
 cdef inline uint32_t _sum(const uint32_t *prefix, Py_ssize_t nbytes, uint32_t tag,
                           const char *content) noexcept:
     """The sum of a message's prefix and tag, and of all of a pickle or a schema."""
-    cdef uint64_t sum = sv_sum_pair(SV_SUM_START, <uint32_t>nbytes, tag)
-    sum = sv_sum(sv_sum_pair(sum, prefix[0], prefix[1]), prefix[2])
+    cdef uint64_t sum = c.sv_sum_pair(c.SV_SUM_START, <uint32_t>nbytes, tag)
+    sum = c.sv_sum(c.sv_sum_pair(sum, prefix[0], prefix[1]), prefix[2])
     if tag >= TAG_SCHEMA:
-        sum = sv_sum_bytes(sum, content, nbytes - PREFIX)
+        sum = c.sv_sum_bytes(sum, content, nbytes - PREFIX)
     return <uint32_t>sum
 
 
 cdef inline uint32_t _sum_of(bytes pickled):
-    return <uint32_t>sv_sum_bytes(
-        SV_SUM_START, PyBytes_AS_STRING(pickled), PyBytes_GET_SIZE(pickled))
+    return <uint32_t>c.sv_sum_bytes(
+        c.SV_SUM_START, PyBytes_AS_STRING(pickled), PyBytes_GET_SIZE(pickled))
 
 
 def pickle_value(value):
@@ -270,7 +260,7 @@ cdef object _look(dict info, int level=0):
 
 def die_at(int point):
     """Has this process killed at a point of this module; see the worker module's ``die_at``."""
-    csrc.sv_fault_point = point
+    c.sv_fault_point = point
 
 
 cdef class Encoder:
@@ -278,12 +268,12 @@ cdef class Encoder:
 
     def __cinit__(self, Segment segment, worker, first_env, num_envs, to_parent):
         if to_parent:
-            sv_byte_ring_attach_producer(
-                &self.ring, sv_segment_infos(segment.base, &segment.plan, worker),
+            c.sv_byte_ring_attach_producer(
+                &self.ring, c.sv_segment_infos(segment.base, &segment.plan, worker),
                 segment.plan.sizes.info_capacity)
         else:
-            sv_byte_ring_attach_producer(
-                &self.ring, sv_segment_actions(segment.base, &segment.plan, worker),
+            c.sv_byte_ring_attach_producer(
+                &self.ring, c.sv_segment_actions(segment.base, &segment.plan, worker),
                 segment.plan.sizes.action_capacity)
         self.schemas = []
         self.ids = {}
@@ -364,14 +354,14 @@ cdef class Encoder:
 
     cdef bint send(self, uint32_t tag) noexcept:
         cdef uint32_t prefix[4]
-        cdef char *payload = <char *>sv_byte_ring_reserve(&self.ring, <uint32_t>self.used, tag)
+        cdef char *payload = <char *>c.sv_byte_ring_reserve(&self.ring, <uint32_t>self.used, tag)
         if payload is NULL or self.used > 0x7fffffff:
             return False
         memcpy(prefix, self.buffer, PREFIX)
         prefix[3] = _sum(prefix, self.used, tag, self.buffer + PREFIX)
         memcpy(payload, prefix, PREFIX)
         memcpy(payload + PREFIX, self.buffer + PREFIX, self.used - PREFIX)
-        sv_byte_ring_commit(&self.ring)
+        c.sv_byte_ring_commit(&self.ring)
         return True
 
     cdef bint pack(self, list fields, dict message) except -1:
@@ -460,12 +450,12 @@ cdef class Decoder:
 
     def __cinit__(self, Segment segment, worker, from_worker, *others):
         if from_worker:
-            sv_byte_ring_attach_consumer(
-                &self.ring, sv_segment_infos(segment.base, &segment.plan, worker),
+            c.sv_byte_ring_attach_consumer(
+                &self.ring, c.sv_segment_infos(segment.base, &segment.plan, worker),
                 segment.plan.sizes.info_capacity)
         else:
-            sv_byte_ring_attach_consumer(
-                &self.ring, sv_segment_actions(segment.base, &segment.plan, worker),
+            c.sv_byte_ring_attach_consumer(
+                &self.ring, c.sv_segment_actions(segment.base, &segment.plan, worker),
                 segment.plan.sizes.action_capacity)
         self.schemas = []
         self.num_envs = segment.plan.sizes.num_envs
@@ -503,9 +493,9 @@ cdef class Decoder:
         cdef int found
         cdef const char *content
         while True:
-            found = sv_byte_ring_peek(&self.ring, &start, &size, &self.tag)
-            if found != SV_RING_YES:
-                if found == SV_RING_CORRUPT:
+            found = c.sv_byte_ring_peek(&self.ring, &start, &size, &self.tag)
+            if found != c.SV_RING_YES:
+                if found == c.SV_RING_CORRUPT:
                     raise self.damaged("lies where none can be")
                 return False
             if size < PREFIX:
@@ -626,7 +616,7 @@ cdef class Decoder:
 
     cdef int advance(self) except -1:
         """Moves to the next message, and keeps this one's room."""
-        sv_byte_ring_skip(&self.ring)
+        c.sv_byte_ring_skip(&self.ring)
         return 0
 
     cdef int release(self) except -1:
@@ -639,5 +629,313 @@ cdef class Decoder:
         if self.ring.mine == self.ring.released:
             return 0
         self.ring.pending = 0  # keeps the present message, which was only peeked at
-        sv_byte_ring_release(&self.ring)
+        c.sv_byte_ring_release(&self.ring)
         return 0
+
+
+# ==== channel =====================================================================================
+#
+# Control channels: messages through a socket, each with the number of the request it belongs to.
+#
+# Channels carry commands, their results, errors and messages too large for the rings; steps do not
+# use them.
+#
+# No call blocks, or runs Python code between a system call and the note of its result. So when a
+# signal handler raises, the channel still knows how much of each message is read or written.
+# A message that no call waits for any more is discarded by its number. Another thread may close the
+# channel at any time, so each call is one critical section, also on a Python without a GIL.
+# csrc/model/channel.pml is the model.
+
+cdef extern from "<sys/socket.h>" nogil:
+    enum:
+        MSG_CMSG_CLOEXEC
+        MSG_DONTWAIT
+        MSG_NOSIGNAL
+        SCM_RIGHTS
+        SOL_SOCKET
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+    struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+        void *msg_control
+        size_t msg_controllen
+    struct cmsghdr:
+        size_t cmsg_len
+        int cmsg_level
+        int cmsg_type
+    cmsghdr *CMSG_FIRSTHDR(msghdr *message)
+    unsigned char *CMSG_DATA(cmsghdr *header)
+    size_t CMSG_LEN(size_t length)
+    size_t CMSG_SPACE(size_t length)
+    ssize_t recvmsg(int descriptor, msghdr *message, int flags)
+    ssize_t sendmsg(int descriptor, const msghdr *message, int flags)
+
+cdef uint32_t MAGIC = 0x73686D76
+cdef uint64_t LONGEST = 1 << 40
+cdef enum:
+    MOST_DESCRIPTORS = 64
+
+
+cdef packed struct Header:
+    uint32_t magic
+    uint32_t sequence
+    uint32_t goodbye
+    uint32_t num_descriptors
+    uint64_t length
+
+
+cdef class ChannelMessage:
+    cdef readonly uint32_t sequence
+    cdef readonly bint goodbye
+    cdef readonly bytes content
+    cdef readonly list descriptors
+    cdef readonly bint whole
+
+
+cdef class Channel:
+    cdef readonly int descriptor
+    cdef readonly str broken      # why the channel cannot be used any more; None: it can
+    cdef bint mute                # the other end reads nothing any more
+    cdef list outbox              # [(frame, descriptors)]: not written yet, or only in part
+    cdef Py_ssize_t written       # bytes of the first of these frames that are written
+    cdef list inbox               # [Message]: read, and not taken yet
+    cdef char header[24]          # header of the message that is being read
+    cdef Py_ssize_t header_read   # bytes of this header that were read
+    cdef bytes body
+    cdef Py_ssize_t body_read
+    cdef list incoming            # descriptors that came with this message
+
+    def __init__(self, int descriptor):
+        self.descriptor = descriptor
+        self.outbox = []
+        self.inbox = []
+        self.incoming = []
+
+    def __dealloc__(self):
+        if self.descriptor >= 0:
+            close_descriptor(self.descriptor)
+
+    def fileno(self):
+        return self.descriptor
+
+    @property
+    @cython.critical_section
+    def unsent(self):
+        return len(self.outbox) > 0 and not self.mute
+
+    @cython.critical_section
+    def put(self, uint32_t sequence, bytes content, descriptors=(), bint goodbye=False):
+        cdef Header header
+        if len(descriptors) > MOST_DESCRIPTORS:
+            raise ValueError(f"at most {MOST_DESCRIPTORS} descriptors a message")
+        header.magic = MAGIC
+        header.sequence = sequence
+        header.goodbye = goodbye
+        header.num_descriptors = len(descriptors)
+        header.length = len(content)
+        # Duplicates: the caller may close its own before these are sent.
+        cdef list copies = []
+        try:
+            for descriptor in descriptors:
+                copies.append(os.dup(descriptor))
+            frame = PyBytes_FromStringAndSize(<char *>&header, sizeof(Header)) + content
+        except BaseException:
+            _close_all(copies)
+            raise
+        self.outbox.append((frame, copies))
+        self.flush()
+
+    @cython.critical_section
+    def pump(self):
+        cdef bint more = self.fill()
+        return self.flush() or more
+
+    @cython.critical_section
+    def find(self, uint32_t sequence):
+        cdef ChannelMessage message
+        self.fill()
+        while self.inbox:
+            message = self.inbox[0]
+            if message.goodbye or <int32_t>(message.sequence - sequence) > 0:
+                return None
+            if message.sequence == sequence:
+                return message
+            _close_all(message.descriptors)
+            del self.inbox[0]
+        return None
+
+    @cython.critical_section
+    def take(self, uint32_t sequence):
+        message = self.find(sequence)
+        if message is not None:
+            del self.inbox[0]
+        return message
+
+    @cython.critical_section
+    def fail(self, why):
+        self.broken = self.broken or why
+
+    @property
+    @cython.critical_section
+    def farewell(self):
+        cdef ChannelMessage message
+        self.fill()
+        while self.inbox:
+            message = self.inbox[0]
+            if message.goodbye:
+                return message.content
+            _close_all(message.descriptors)
+            del self.inbox[0]
+        return None
+
+    @cython.critical_section
+    def close(self):
+        cdef ChannelMessage message
+        if self.descriptor >= 0:
+            close_descriptor(self.descriptor)
+            self.descriptor = -1
+        self.broken = self.broken or "it was closed"
+        for _, copies in self.outbox:
+            _close_all(copies)
+        for message in self.inbox:
+            _close_all(message.descriptors)
+        _close_all(self.incoming)
+        self.outbox.clear()
+        self.inbox.clear()
+
+    # ---- the socket --------------------------------------------------------------------------
+
+    cdef bint flush(self) except -1:
+        """Writes as much as the socket takes; returns whether something is left."""
+        cdef Py_ssize_t done
+        while self.outbox and self.broken is None and not self.mute:
+            done = self.write()
+            if done == 0:
+                return not self.mute
+            self.written += done
+            frame, copies = <tuple>self.outbox[0]
+            _close_all(copies)  # the first byte has carried the descriptors
+            if self.written == PyBytes_GET_SIZE(frame):
+                self.written = 0
+                del self.outbox[0]
+        return False
+
+    cdef Py_ssize_t write(self) except -2:
+        """One write; 0: the socket is full, or broken."""
+        cdef iovec vector
+        cdef msghdr message
+        cdef char control[512]
+        cdef cmsghdr *header
+        cdef ssize_t done
+        cdef int[MOST_DESCRIPTORS] numbers
+        frame, copies = <tuple>self.outbox[0]
+        vector.iov_base = PyBytes_AS_STRING(frame) + self.written
+        vector.iov_len = PyBytes_GET_SIZE(frame) - self.written
+        memset(&message, 0, sizeof(message))
+        message.msg_iov = &vector
+        message.msg_iovlen = 1
+        if copies:
+            memset(control, 0, sizeof(control))
+            for i, descriptor in enumerate(copies):
+                numbers[i] = descriptor
+            message.msg_control = control
+            message.msg_controllen = CMSG_SPACE(len(copies) * sizeof(int))
+            header = CMSG_FIRSTHDR(&message)
+            header.cmsg_level = SOL_SOCKET
+            header.cmsg_type = SCM_RIGHTS
+            header.cmsg_len = CMSG_LEN(len(copies) * sizeof(int))
+            memcpy(CMSG_DATA(header), numbers, len(copies) * sizeof(int))
+        while True:
+            done = sendmsg(self.descriptor, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+            if done >= 0:
+                return done
+            if errno == EAGAIN:
+                return 0
+            if errno != EINTR:
+                self.mute = True  # messages that the other side sent before can still be read
+                return 0
+
+    cdef bint fill(self) except -1:
+        """Reads what has come; returns whether that was anything."""
+        cdef Header header
+        cdef ChannelMessage message
+        cdef Py_ssize_t got
+        cdef bint some = False
+        while self.broken is None:
+            if self.header_read < <Py_ssize_t>sizeof(Header):
+                got = self.read(self.header + self.header_read, sizeof(Header) - self.header_read)
+                self.header_read += got
+            elif self.body is None:
+                memcpy(&header, self.header, sizeof(Header))
+                if (header.magic != MAGIC or header.length > LONGEST
+                        or header.num_descriptors > MOST_DESCRIPTORS):
+                    self.broken = "what came through it is no message"
+                    break
+                self.body = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>header.length)
+                self.body_read = 0
+                continue
+            elif self.body_read < PyBytes_GET_SIZE(self.body):
+                got = self.read(PyBytes_AS_STRING(self.body) + self.body_read,
+                                PyBytes_GET_SIZE(self.body) - self.body_read)
+                self.body_read += got
+            else:
+                memcpy(&header, self.header, sizeof(Header))
+                message = ChannelMessage()
+                message.sequence = header.sequence
+                message.goodbye = header.goodbye != 0
+                message.content = self.body
+                message.descriptors = self.incoming
+                message.whole = len(self.incoming) == <Py_ssize_t>header.num_descriptors
+                self.inbox.append(message)
+                self.incoming = []
+                self.body = None
+                self.header_read = 0
+                continue
+            if got == 0:
+                break
+            some = True
+        return some
+
+    cdef Py_ssize_t read(self, char *target, Py_ssize_t most) except -2:
+        """One read; 0: there is nothing, or it is broken."""
+        cdef iovec vector
+        cdef msghdr message
+        cdef char control[512]
+        cdef cmsghdr *header
+        cdef ssize_t got
+        cdef int[MOST_DESCRIPTORS] numbers
+        cdef size_t count
+        vector.iov_base = target
+        vector.iov_len = most
+        while True:
+            memset(&message, 0, sizeof(message))
+            message.msg_iov = &vector
+            message.msg_iovlen = 1
+            message.msg_control = control
+            message.msg_controllen = sizeof(control)
+            got = recvmsg(self.descriptor, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)
+            if got > 0:
+                header = CMSG_FIRSTHDR(&message)
+                if header != NULL and header.cmsg_type == SCM_RIGHTS:
+                    count = min((header.cmsg_len - CMSG_LEN(0)) // sizeof(int),
+                                <size_t>MOST_DESCRIPTORS)
+                    memcpy(numbers, CMSG_DATA(header), count * sizeof(int))
+                    for i in range(count):
+                        self.incoming.append(numbers[i])
+                return got
+            if got == 0:
+                self.broken = "the other end was closed"
+                return 0
+            if errno == EAGAIN:
+                return 0
+            if errno != EINTR:
+                self.broken = f"reading from it failed: {os.strerror(errno)}"
+                return 0
+
+
+cdef int _close_all(list descriptors) except -1:
+    while descriptors:
+        close_descriptor(descriptors.pop())
+    return 0

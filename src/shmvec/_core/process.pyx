@@ -1,33 +1,31 @@
-"""Watchdog, family, signal handlers, output and probes of this process, over csrc.
+"""This process: its watchdog, family, signal handlers, output, probes, and its part of a trace."""
 
-A watchdog ends a worker when its parent is gone, whatever its env is doing. A mark identifies the
-processes that a worker has started. A guard wraps another library's signal handler. C's stdout gets
-a buffer that passes on whole lines. Probes measure what hand-overs between cores cost.
-
-The watchdog stops while this process forks, so that the process forks with only the program's own
-threads. It continues in the parent; the child has none.
-"""
-
+cimport cython
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
 from libc.signal cimport SIG_DFL
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdio cimport BUFSIZ, _IOLBF, fflush, setvbuf, stdout
 from libc.stdlib cimport free, malloc
 from posix.signal cimport sigaction, sigaction_t
+from posix.unistd cimport getpid
 
-from shmvec._core.csrc cimport (
-    sv_family_lead,
-    sv_family_reap,
-    sv_family_signal,
-    sv_handler_guard,
-    sv_probe_clock,
-    sv_probe_rates,
-    sv_probe_round_trip,
-    sv_probe_yield,
-    sv_watchdog_start,
-    sv_watchdog_stop,
-)
+from shmvec._core cimport csrc as c
 
 import os
+
+import numpy as np
+
+
+# ==== process =====================================================================================
+#
+# Watchdog, family, signal handlers, output and probes of this process, over csrc.
+#
+# A watchdog ends a worker when its parent is gone, whatever its env is doing. A mark identifies the
+# processes that a worker has started. A guard wraps another library's signal handler. C's stdout
+# gets a buffer that passes on whole lines. Probes measure what hand-overs between cores cost.
+#
+# The watchdog stops while this process forks, so that the process forks with only the program's own
+# threads. It continues in the parent; the child has none.
 
 cdef extern from *:
     """
@@ -82,7 +80,7 @@ def opened_pipe():
 
 def start_watchdog(int descriptor, uint64_t mark):
     global _watched, _mark
-    cdef int error = sv_watchdog_start(descriptor, mark)
+    cdef int error = c.sv_watchdog_start(descriptor, mark)
     if error != 0:
         raise OSError(error, f"cannot watch over the parent: {os.strerror(error)}")
     _watched, _mark = descriptor, mark
@@ -91,7 +89,7 @@ def start_watchdog(int descriptor, uint64_t mark):
 
 def stop_watchdog():
     global _watched
-    sv_watchdog_stop()
+    c.sv_watchdog_stop()
     _watched = -1
 
 
@@ -99,7 +97,7 @@ def stop_watchdog():
 
 
 def mark_process(uint64_t mark):
-    cdef int error = sv_family_lead(mark)
+    cdef int error = c.sv_family_lead(mark)
     if error != 0:
         raise OSError(error, f"cannot mark this process: {os.strerror(error)}")
 
@@ -113,7 +111,7 @@ def signal_marked(marks, int number, int spared=0):
     cdef const uint64_t *first = <const uint64_t *><const char *>packed
     cdef uint32_t count = len(packed) // sizeof(uint64_t), living
     with nogil:
-        living = sv_family_signal(first, count, number, spared)
+        living = c.sv_family_signal(first, count, number, spared)
     return living
 
 
@@ -122,7 +120,7 @@ def reap_marked(marks):
     cdef const uint64_t *first = <const uint64_t *><const char *>packed
     cdef uint32_t count = len(packed) // sizeof(uint64_t)
     with nogil:
-        sv_family_reap(first, count)
+        c.sv_family_reap(first, count)
 
 
 # ---- handlers of signals ---------------------------------------------------------------------
@@ -134,7 +132,7 @@ def is_unhandled(int number):
 
 
 def guard_handler(int number, int descriptor):
-    cdef int error = sv_handler_guard(number, descriptor, UNREADY, UNREADY_BYTES)
+    cdef int error = c.sv_handler_guard(number, descriptor, UNREADY, UNREADY_BYTES)
     if error != 0:
         raise OSError(error, f"signal {number}: {os.strerror(error)}")
 
@@ -156,7 +154,7 @@ def flush_c():
 
 
 def _before_fork():
-    sv_watchdog_stop()
+    c.sv_watchdog_stop()
 
 
 def _after_fork_in_parent():
@@ -189,7 +187,7 @@ def core_round_trip(uint32_t core, uint32_t other, bint sleeping, double seconds
     cdef int64_t duration_ns = <int64_t>(1e9 * seconds)
     cdef double found
     with nogil:
-        found = sv_probe_round_trip(core, other, sleeping, duration_ns)
+        found = c.sv_probe_round_trip(core, other, sleeping, duration_ns)
     return 1e-9 * found if found > 0 else None
 
 
@@ -205,7 +203,7 @@ def core_rates(cores, double seconds):
         for i in range(count):
             places[i] = cores[i]
         with nogil:
-            room = sv_probe_rates(places, count, duration_ns, found)
+            room = c.sv_probe_rates(places, count, duration_ns, found)
         if not room:
             raise MemoryError
         return [found[i] for i in range(count)]
@@ -215,11 +213,11 @@ def core_rates(cores, double seconds):
 
 
 def yield_cost(double seconds):
-    return cost(sv_probe_yield, seconds)
+    return cost(c.sv_probe_yield, seconds)
 
 
 def clock_cost(double seconds):
-    return cost(sv_probe_clock, seconds)
+    return cost(c.sv_probe_clock, seconds)
 
 
 cdef object cost(double (*probe)(int64_t) noexcept nogil, double seconds):
@@ -229,3 +227,84 @@ cdef object cost(double (*probe)(int64_t) noexcept nogil, double seconds):
     with nogil:
         found = probe(duration_ns)
     return 1e-9 * found
+
+
+# ==== trace =======================================================================================
+#
+# The rings of a trace, in which parent and workers record what they do when; see csrc/trace.h.
+
+TRACE_KINDS = {
+    c.SV_TRACE_STEP: "step",
+    c.SV_TRACE_RESET: "reset",
+    c.SV_TRACE_CALL: "call",
+    c.SV_TRACE_ERROR: "error",
+    c.SV_TRACE_ATTACH: "attach",
+    c.SV_TRACE_PAUSE: "wait: spin",
+    c.SV_TRACE_YIELD: "wait: yield",
+    c.SV_TRACE_PARK: "wait: park",
+    c.SV_TRACE_SEND: "send",
+    c.SV_TRACE_TAKE: "take",
+    c.SV_TRACE_CALLER: "caller",
+    c.SV_TRACE_HERE: "envs",
+}
+
+_ENTRY = np.dtype([("begin", np.int64), ("end", np.int64), ("env", np.uint32), ("kind", np.uint32)])
+
+
+cdef int _check(Py_ssize_t nbytes, rings, size, index) except -1:
+    if size < 16 or size & (size - 1) or not 0 <= index < rings:
+        raise ValueError(f"there is no ring {index} of {size} entries among {rings}")
+    if nbytes < <Py_ssize_t>c.sv_trace_bytes(rings, size):
+        raise ValueError(f"{rings} rings of {size} entries do not fit {nbytes} bytes")
+    return 0
+
+
+@cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
+cdef class Recorder:
+    def __cinit__(self, memory, rings, size, index, *args, **kwargs):
+        PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE)
+        _check(self._export.len, rings, size, index)
+
+    def __init__(self, memory, rings, size, index, pid, takes=False):
+        c.sv_trace_attach(&self.trace, self._export.buf, size, index,
+                        c.SV_TRACE_TAKE if takes else c.SV_TRACE_NOTHING)
+        now = c.sv_now_ns()
+        c.sv_trace_add(&self.trace, c.SV_TRACE_ATTACH, pid, now, now)
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self._export)
+
+
+def trace_bytes(rings, size):
+    return c.sv_trace_bytes(rings, size)
+
+
+@cython.no_gc_clear  # as above
+cdef class TraceSwitch:
+    cdef Py_buffer _export
+    cdef object owner
+
+    def __cinit__(self, memory):
+        PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE)
+        self.owner = os.getpid()
+        _check(self._export.len, 1, 16, 0)
+        c.sv_trace_turn(self._export.buf, True)
+
+    def off(self):
+        c.sv_trace_turn(self._export.buf, False)
+
+    def __dealloc__(self):
+        # In C, because a `__del__` would lose Ctrl-C. A fork must not end its parent's trace.
+        if self._export.buf is not NULL and getpid() == self.owner:
+            c.sv_trace_turn(self._export.buf, False)
+        PyBuffer_Release(&self._export)
+
+
+def read_trace(unsigned char[::1] memory, rings, size, index):
+    cdef uint64_t lost
+    _check(memory.shape[0], rings, size, index)
+    entries = np.empty(size, _ENTRY)
+    cdef unsigned char[::1] room = entries.view(np.uint8)
+    cdef uint32_t count = c.sv_trace_read(
+        &memory[0], size, index, <c.sv_trace_entry *>&room[0], &lost)
+    return entries[:count], lost

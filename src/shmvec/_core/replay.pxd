@@ -1,7 +1,7 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
-from shmvec._core.codec cimport Codec
+from shmvec._core.memory cimport Codec
 
 
 cdef class ReplayLog:

@@ -26,18 +26,13 @@ the envs go on: by threads of C's, which take the GIL never (csrc/parallel.h).
 
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcmp, memcpy, memset
 from posix.types cimport pid_t
 from posix.unistd cimport getpid
 
-from shmvec._core.arrays cimport Pool, data_of
-from shmvec._core.csrc cimport (
-    sv_parallel,
-    sv_parallel_begin,
-    sv_parallel_finish,
-    sv_parallel_free,
-    sv_parallel_new,
-)
+from shmvec._core cimport csrc as c
+from shmvec._core.memory cimport Codec, Pool, data_of
 
 import numpy as np
 
@@ -226,7 +221,7 @@ cdef class Sampler(ReplayLog):
     cdef Part *parts                  # observations, then actions
     cdef Py_ssize_t num_parts
     cdef Py_ssize_t num_observations
-    cdef sv_parallel *threads
+    cdef c.sv_parallel *threads
     cdef dict pools                   # of arrays for batches
     cdef object batch                 # what is being put together; None: nothing
     cdef Py_ssize_t requests          # asked since the last draw
@@ -247,7 +242,7 @@ cdef class Sampler(ReplayLog):
         self.parts = NULL
 
     def __dealloc__(self):
-        sv_parallel_free(self.threads)
+        c.sv_parallel_free(self.threads)
         PyMem_Free(self.parts)
 
     def prepare(self, observations, actions, reserve, *, n_step, discount, stack, prioritized,
@@ -291,7 +286,7 @@ cdef class Sampler(ReplayLog):
         for i, array in enumerate([*observations, *actions]):
             self.parts[i].rows = <char *>data_of(array)
             self.parts[i].nbytes = array.nbytes // len(array)
-        self.threads = sv_parallel_new(threads)
+        self.threads = c.sv_parallel_new(threads)
         if self.threads is NULL:
             raise MemoryError("threads of a replay cannot be started")
         for i in range(self.num_envs):  # of a log that was loaded
@@ -695,7 +690,7 @@ cdef class Sampler(ReplayLog):
                 self.fill_row(i)
             return True
         self.batch = observations, after, actions
-        sv_parallel_begin(self.threads, fill, <void *>self, (self.size + CHUNK - 1) // CHUNK)
+        c.sv_parallel_begin(self.threads, fill, <void *>self, (self.size + CHUNK - 1) // CHUNK)
         return True
 
     cpdef int finish(self) except -1:
@@ -705,7 +700,7 @@ cdef class Sampler(ReplayLog):
             return 0
         if self.owner == getpid():
             with nogil:
-                sv_parallel_finish(self.threads)
+                c.sv_parallel_finish(self.threads)
         if self.batch is batch:  # else another thread has finished it, and begun the next one
             self.batch = None
         return 0

@@ -1,67 +1,14 @@
-"""A worker's hot loop: wait for a request, step the envs of its range, answer.
+"""A worker's side of the pipeline: it waits for a request, steps the envs of its range, answers.
 
-Rare cases (commands, errors, messages too large for the ring) go through the ``host``, Python
-code with five methods: ``command(sequence) -> (reset arguments or None, results)``,
-``late_actions(sequence) -> [(env, action)]``, ``send_late(sequence, messages, failures, results)``
-``trace(sequence)`` and ``misfit(env, observation, error) -> error``.
+`WorkerLoop` steps one env after the other; `OverlappedLoop` has several in `step` at once.
 """
 
-from shmvec._core.codec cimport MessageCodec
-from shmvec._core cimport csrc
-from shmvec._core.csrc cimport (
-    SV_FAULT,
-    SV_FAULT_POINTS,
-    SV_IN_CALL,
-    SV_IN_RESET,
-    SV_IN_STEP,
-    SV_RING_CORRUPT,
-    SV_RING_YES,
-    SV_TRACE_CALL,
-    SV_TRACE_ERROR,
-    SV_TRACE_RESET,
-    SV_TRACE_STEP,
-    SV_WAIT_CORRUPT,
-    SV_WAIT_SLICE,
-    sv_affinity,
-    sv_affinity_narrow,
-    sv_affinity_widen,
-    sv_bell_awake,
-    sv_bell_doze,
-    sv_busy,
-    sv_busy_begin,
-    sv_busy_env,
-    sv_busy_for,
-    sv_busy_name,
-    sv_completion_add,
-    sv_completion_left,
-    sv_counter_at,
-    sv_counter_line,
-    sv_counter_set,
-    sv_counters_publish,
-    sv_now_ns,
-    sv_on_cores_lines,
-    sv_ring_announce,
-    sv_ring_attach_consumer,
-    sv_ring_attach_producer,
-    sv_ring_peek,
-    sv_ring_try_pop,
-    sv_ring_try_push,
-    sv_segment_bell,
-    sv_segment_completion,
-    sv_segment_completions,
-    sv_segment_counters,
-    sv_segment_policy,
-    sv_segment_requests,
-    sv_segment_text,
-    sv_segment_timings,
-    sv_text_publish,
-    sv_ticks,
-    sv_timing_add,
-    sv_trace_add,
-    sv_trace_is_on,
-    sv_wait_request,
-    sv_waiter_follow,
-)
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from shmvec._core cimport csrc as c
+from shmvec._core.memory cimport Blocks, Codec, MessageCodec, Results, Segment, packed_words
+from shmvec._core.messages cimport Decoder, Encoder
+from shmvec._core.process cimport Recorder
 from shmvec._core.protocol cimport (
     CLOSE,
     COMMAND,
@@ -77,13 +24,24 @@ from shmvec._core.protocol cimport (
     TOGETHER,
     TRACE,
 )
-from shmvec._core.segment cimport packed_words
+from shmvec._core.replay cimport ReplayLog
 
 import os
+
 import numpy as np
 
 from shmvec._core import messages
 from shmvec._pickling import copied_from
+
+
+# ==== worker ======================================================================================
+#
+# A worker's hot loop: wait for a request, step the envs of its range, answer.
+#
+# Rare cases (commands, errors, messages too large for the ring) go through the ``host``, Python
+# code with five methods: ``command(sequence) -> (reset arguments or None, results)``,
+# ``late_actions(sequence) -> [(env, action)]``, ``send_late(sequence, messages, failures,
+# results)`` ``trace(sequence)`` and ``misfit(env, observation, error) -> error``.
 
 # What an env was doing, for error messages.
 OPERATIONS = {STEP: "step", RESET: "reset", COMMAND: "call", CLOSE: "close"}
@@ -94,7 +52,7 @@ cdef int64_t SLICE_NS = 50_000_000  # between two checks whether the parent live
 cdef int64_t DOZE_AFTER_NS = 500_000_000  # a worker without requests for so long dozes
 
 
-FAULT_POINTS = range(1, SV_FAULT_POINTS + 1)
+FAULT_POINTS = range(1, c.SV_FAULT_POINTS + 1)
 
 cdef bint forked = False
 cdef extern from *:
@@ -136,7 +94,7 @@ cpdef int end_forks() except -1:
 
 def die_at(int point):
     """Has this process killed when it next reaches a point of the protocol: see csrc/fault.h."""
-    csrc.sv_fault_point = point
+    c.sv_fault_point = point
     messages.die_at(point)
 
 
@@ -153,30 +111,82 @@ cdef tuple spent():
 cdef class WorkerLoop:
     """Serves the envs ``first_env`` and up.  One instance a worker process."""
 
+    cdef Segment segment
+    cdef c.sv_ring requests
+    cdef c.sv_ring completions
+    cdef c.sv_bell *bell
+    cdef c.sv_completion *completion
+    cdef c.sv_waiter waiter
+    cdef c.sv_counts tally          # the counts of this process
+    cdef c.sv_counters *counters    # where these counts are published
+    cdef c.sv_activity *activity    # where it is published what is being done
+    cdef c.sv_timings *timings      # the histograms of its envs
+    cdef int64_t made_at          # when this was made, by the clock
+    cdef uint64_t made_at_ticks   # the same in ticks, from which the length of a tick follows
+    cdef double ns_per_tick
+    cdef int64_t began            # when the current request began, by the clock
+    cdef uint64_t began_ticks
+    cdef int64_t call_began
+    cdef uint64_t lap             # when the current step began, in ticks
+    cdef Recorder recorder        # the recorder of a trace
+    cdef c.sv_trace *trace          # the ring of this recorder; NULL: no trace
+    cdef Encoder messages
+    cdef Decoder action_messages  # None: actions lie in a slab
+    cdef Codec actions
+    cdef Codec finals
+    cdef Results home             # frames in the segment
+    cdef Results rollouts         # frames after these, in memory of their own; None: there are none
+    cdef ReplayLog log            # where steps are recorded for a replay; None: nowhere
+    cdef Results results          # the one of both with the frame of the current request
+    cdef Py_ssize_t row           # the row of env 0 in this frame
+    cdef Blocks blocks            # where observations may be written as well; None: there are none
+    cdef Py_ssize_t num_blocks
+    cdef Py_ssize_t block_row     # the first one of the current request's block; -1: it names none
+    cdef bint observation_messages
+    cdef list envs
+    cdef list steppers            # what is asked for an env's step: the env, or its compiled chain
+    cdef object host
+    cdef uint32_t index
+    cdef Py_ssize_t first_env
+    cdef bint resets_in_step      # autoreset: by the step that ends an episode
+    cdef bint resets_in_next_step # autoreset: by the step after that
+    cdef bint timed               # there are time limits: operations need their time of beginning
+    cdef bint mends               # an env that has raised is reset, not given up
+    cdef bytearray over           # envs that their next step resets
+    cdef dict retries             # env: (seed, options) for its next reset without arguments
+    cdef object operation         # what an env is doing, for messages of errors
+    cdef dict given               # env: action that came as a message, not in the slab
+    cdef dict undecodable         # env: error of an action that could not be unpickled
+    cdef uint32_t sequence
+    cdef uint32_t flags
+    cdef list late                # [(kind, env, message)]: did not fit the ring
+    cdef list failures
+    cdef bint alone               # whether this is a process of its own
+
     def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset,
                  timed=False, mends=False, resets=None, steppers=None):
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
         if not 0 <= index < segment.num_workers or first_env + len(envs) > segment.num_envs:
             raise ValueError(f"worker {index} with {len(envs)} envs is not in this segment")
         self.segment = segment
-        sv_ring_attach_consumer(
-            &self.requests, sv_segment_requests(segment.base, &segment.plan, index), capacity)
-        sv_ring_attach_producer(
-            &self.completions, sv_segment_completions(segment.base, &segment.plan, index),
+        c.sv_ring_attach_consumer(
+            &self.requests, c.sv_segment_requests(segment.base, &segment.plan, index), capacity)
+        c.sv_ring_attach_producer(
+            &self.completions, c.sv_segment_completions(segment.base, &segment.plan, index),
             capacity)
-        self.bell = sv_segment_bell(segment.base, &segment.plan)
-        self.completion = sv_segment_completion(segment.base, &segment.plan)
-        self.counters = sv_segment_counters(segment.base, &segment.plan, index)
+        self.bell = c.sv_segment_bell(segment.base, &segment.plan)
+        self.completion = c.sv_segment_completion(segment.base, &segment.plan)
+        self.counters = c.sv_segment_counters(segment.base, &segment.plan, index)
         self.activity = &self.counters.activity
-        cdef const sv_counter_line *line = sv_on_cores_lines
+        cdef const c.sv_counter_line *line = c.sv_on_cores_lines
         for ns in spent():
-            sv_counter_set(sv_counter_at(self.counters, line), ns)
+            c.sv_counter_set(c.sv_counter_at(self.counters, line), ns)
             line += 1
-        sv_counter_set(&self.counters.process, os.getpid())
-        self.made_at, self.made_at_ticks = sv_now_ns(), sv_ticks()
-        self.timings = sv_segment_timings(segment.base, &segment.plan, first_env)
-        sv_waiter_follow(
-            &self.waiter, sv_segment_policy(segment.base, &segment.plan), &self.tally)
+        c.sv_counter_set(&self.counters.process, os.getpid())
+        self.made_at, self.made_at_ticks = c.sv_now_ns(), c.sv_ticks()
+        self.timings = c.sv_segment_timings(segment.base, &segment.plan, first_env)
+        c.sv_waiter_follow(
+            &self.waiter, c.sv_segment_policy(segment.base, &segment.plan), &self.tally)
         self.messages = Encoder(segment, index, first_env, len(envs), True)
         self.home = slabs.results
         self.actions = slabs.actions
@@ -217,7 +227,7 @@ cdef class WorkerLoop:
 
     def publish_words(self, words):
         cdef bytes text = packed_words(words)
-        sv_text_publish(sv_segment_text(self.segment.base, &self.segment.plan, self.index),
+        c.sv_text_publish(c.sv_segment_text(self.segment.base, &self.segment.plan, self.index),
                         text, len(text))
 
     def record(self, Recorder recorder):
@@ -232,73 +242,73 @@ cdef class WorkerLoop:
         one or is gone; None: go on sleeping in slices.
         """
         cdef int found
-        cdef int64_t idle_since = sv_now_ns()
-        cdef sv_affinity affinity
+        cdef int64_t idle_since = c.sv_now_ns()
+        cdef c.sv_affinity affinity
         affinity.count = 0
         self.alone = True
         while True:
             with nogil:
-                found = sv_wait_request(&self.waiter, self.bell, &self.requests, self.index,
+                found = c.sv_wait_request(&self.waiter, self.bell, &self.requests, self.index,
                                         SLICE_NS)
-            if found == SV_WAIT_CORRUPT:
+            if found == c.SV_WAIT_CORRUPT:
                 raise RuntimeError("the segment is damaged: the request ring makes no sense")
-            if found == SV_WAIT_SLICE:
+            if found == c.SV_WAIT_SLICE:
                 if not parent_alive():
                     return False
-                sv_ring_announce(&self.completions)  # the parent may wait because of a damaged tail
-                if doze is not None and sv_now_ns() - idle_since >= DOZE_AFTER_NS:
-                    sv_bell_doze(self.bell)
+                c.sv_ring_announce(&self.completions)  # the parent may wait because of a damaged tail
+                if doze is not None and c.sv_now_ns() - idle_since >= DOZE_AFTER_NS:
+                    c.sv_bell_doze(self.bell)
                     if self.waiter.homing:  # as for a park: see wait.h
-                        sv_affinity_narrow(&affinity, self.index)
+                        c.sv_affinity_narrow(&affinity, self.index)
                     try:
-                        if sv_ring_peek(&self.requests) == 0:
+                        if c.sv_ring_peek(&self.requests) == 0:
                             doze()
                     finally:
                         if self.waiter.homing:
-                            sv_affinity_widen(&affinity)
-                        sv_bell_awake(self.bell)
+                            c.sv_affinity_widen(&affinity)
+                        c.sv_bell_awake(self.bell)
             else:
                 if not self.serve_pending():
                     return True
-                idle_since = sv_now_ns()
+                idle_since = c.sv_now_ns()
 
     def busy(self):
         """What is being done: (env, whether it is a reset, seconds); None: nothing."""
         cdef int64_t elapsed
-        cdef uint64_t busy = sv_busy_for(self.activity, sv_now_ns(), &elapsed)
+        cdef uint64_t busy = c.sv_busy_for(self.activity, c.sv_now_ns(), &elapsed)
         if busy == 0:
             return None
-        return sv_busy_env(busy), sv_busy_name(busy).decode(), 1e-9 * elapsed
+        return c.sv_busy_env(busy), c.sv_busy_name(busy).decode(), 1e-9 * elapsed
 
     def begin_call(self, uint32_t env):
-        self.call_began = sv_now_ns()
-        sv_busy_begin(self.activity, sv_busy(env, SV_IN_CALL), self.call_began)
+        self.call_began = c.sv_now_ns()
+        c.sv_busy_begin(self.activity, c.sv_busy(env, c.SV_IN_CALL), self.call_began)
 
     def end_call(self, uint32_t env):
         if self.trace is not NULL:
-            sv_trace_add(self.trace, SV_TRACE_CALL, env, self.call_began, sv_now_ns())
+            c.sv_trace_add(self.trace, c.SV_TRACE_CALL, env, self.call_began, c.sv_now_ns())
 
     def serve_pending(self):
         """Serves what is in the request ring; False after CLOSE."""
-        cdef sv_record request
+        cdef c.sv_record request
         cdef int found
         while True:
-            found = sv_ring_try_pop(&self.requests, &request)
-            if found == SV_RING_CORRUPT:
+            found = c.sv_ring_try_pop(&self.requests, &request)
+            if found == c.SV_RING_CORRUPT:
                 raise RuntimeError("the segment is damaged: the request ring makes no sense")
-            if found != SV_RING_YES:
+            if found != c.SV_RING_YES:
                 return True
             if not self.execute(&request):
                 return False
 
-    cdef bint execute(self, sv_record *request) except -1:
+    cdef bint execute(self, c.sv_record *request) except -1:
         """Carries out a request and answers it; False after CLOSE."""
         cdef object results
         cdef Py_ssize_t i
         cdef Py_ssize_t begin = self.first_of(request)
         cdef Py_ssize_t end = begin + request.count
         cdef uint32_t operation = request.operation & OPERATION
-        SV_FAULT(1)
+        c.SV_FAULT(1)
         if operation == TRACE:
             self.host.trace(request.sequence)
             return True
@@ -316,35 +326,35 @@ cdef class WorkerLoop:
         self.answer(request, results)
         return operation != CLOSE
 
-    cdef Py_ssize_t first_of(self, const sv_record *request) except -1:
+    cdef Py_ssize_t first_of(self, const c.sv_record *request) except -1:
         """The place of a request's first env among this worker's."""
         cdef Py_ssize_t begin = <Py_ssize_t>request.first - self.first_env
         if begin < 0 or begin + <Py_ssize_t>request.count > len(self.envs):
             raise RuntimeError("the segment is damaged: a request names envs of another worker")
         return begin
 
-    cdef int aim(self, const sv_record *request) except -1:
+    cdef int aim(self, const c.sv_record *request) except -1:
         """Prepares for the results of a request."""
-        if self.trace is not NULL and not sv_trace_is_on(self.trace):
+        if self.trace is not NULL and not c.sv_trace_is_on(self.trace):
             self.record(None)
         self.choose_frame(request.operation >> FRAME)
         self.sequence = request.sequence
         self.flags = 0
         return 0
 
-    cdef int answer(self, sv_record *request, object results) except -1:
+    cdef int answer(self, c.sv_record *request, object results) except -1:
         """Answers a request whose results, but those of a command, are in place."""
         if self.late or self.failures or results is not None:
             self.flags |= LATE
-        sv_busy_begin(self.activity, 0, 0)
+        c.sv_busy_begin(self.activity, 0, 0)
         self.complete(request)
-        SV_FAULT(9)
+        c.SV_FAULT(9)
         # After the completion, of which the parent then knows sooner; it reads the channel anyway.
         if self.flags & LATE:
             self.send_late(results)
         return 0
 
-    cdef object carry_out(self, sv_record *request, uint32_t operation, Py_ssize_t begin,
+    cdef object carry_out(self, c.sv_record *request, uint32_t operation, Py_ssize_t begin,
                           Py_ssize_t end):
         """Carries out a request; returns the results of a command."""
         global in_wrappers_ns
@@ -355,17 +365,17 @@ cdef class WorkerLoop:
         cdef int64_t wrappers_ns = in_wrappers_ns
         if operation == STEP:
             self.take_actions(request)
-            start, reset_ns = sv_now_ns(), self.tally.reset_ns
+            start, reset_ns = c.sv_now_ns(), self.tally.reset_ns
             self.begin_laps(start)
             self.step_range(begin, end)
-            self.tally.step_ns += sv_now_ns() - start - (self.tally.reset_ns - reset_ns)
+            self.tally.step_ns += c.sv_now_ns() - start - (self.tally.reset_ns - reset_ns)
             self.tally.wrappers_ns += in_wrappers_ns - wrappers_ns
             in_wrappers_ns = wrappers_ns  # an env that holds a vector env counts its own alone
         elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
         elif operation == COMMAND:
             # From here to the answer: its message and results, too, may take long.
-            sv_busy_begin(self.activity, sv_busy(self.first_env, SV_IN_CALL), sv_now_ns())
+            c.sv_busy_begin(self.activity, c.sv_busy(self.first_env, c.SV_IN_CALL), c.sv_now_ns())
             arguments, results = self.host.command(self.sequence)
             if arguments is not None:
                 seeds, options, mask = arguments
@@ -374,7 +384,7 @@ cdef class WorkerLoop:
             raise RuntimeError(f"the segment is damaged: operation {operation}")
         return results
 
-    cdef int take_actions(self, const sv_record *request) except -1:
+    cdef int take_actions(self, const c.sv_record *request) except -1:
         """Takes the actions of a step that are not in the slab."""
         if self.action_messages is not None:
             self.receive_actions(request.operation & LATE, request.count)
@@ -387,7 +397,7 @@ cdef class WorkerLoop:
 
     cdef int begin_laps(self, int64_t now) except -1:
         """Notes the begin of a request, and the length of a tick, measured over all time so far."""
-        self.began, self.began_ticks = now, sv_ticks()
+        self.began, self.began_ticks = now, c.sv_ticks()
         self.lap = self.began_ticks
         if self.began_ticks > self.made_at_ticks:
             self.ns_per_tick = (
@@ -447,19 +457,19 @@ cdef class WorkerLoop:
             raise RuntimeError("the segment is damaged: there is not one action for each env")
         return 0
 
-    cdef int complete(self, sv_record *request) except -1:
-        cdef sv_record answer = request[0]
+    cdef int complete(self, c.sv_record *request) except -1:
+        cdef c.sv_record answer = request[0]
         answer.operation = self.flags
-        SV_FAULT(5)
-        if sv_ring_try_push(&self.completions, &answer) != SV_RING_YES:
+        c.SV_FAULT(5)
+        if c.sv_ring_try_push(&self.completions, &answer) != c.SV_RING_YES:
             raise RuntimeError("the segment is damaged: the completion ring is full")
-        SV_FAULT(7)
+        c.SV_FAULT(7)
         self.tally.requests += 1
-        sv_counters_publish(self.counters, &self.tally)
-        self.tally.wakes += sv_completion_add(self.completion)
+        c.sv_counters_publish(self.counters, &self.tally)
+        self.tally.wakes += c.sv_completion_add(self.completion)
         self.waiter.left = -1
         if request.operation & TOGETHER:
-            self.waiter.left = sv_completion_left(self.completion)
+            self.waiter.left = c.sv_completion_left(self.completion)
         return 0
 
     cdef int step_range(self, Py_ssize_t begin, Py_ssize_t end) except -1:
@@ -481,20 +491,20 @@ cdef class WorkerLoop:
             if forked:
                 end_forks()
             # The clock is read once an env: the next step begins when this one ends.
-            now = sv_ticks()
+            now = c.sv_ticks()
             if self.tally.steps != steps:
                 self.note_step(i, now, self.tally.reset_ns - reset_ns)
             self.lap = now
-            SV_FAULT(2)
+            c.SV_FAULT(2)
         return 0
 
     cdef int note_step(self, Py_ssize_t i, uint64_t now, int64_t in_reset) except -1:
         """Records how long a step has taken that ends now, without a reset in it."""
-        sv_timing_add(
+        c.sv_timing_add(
             &self.timings[i].step,
             <int64_t>(self.ns_per_tick * <double><int64_t>(now - self.lap)) - in_reset)
         if self.trace is not NULL:
-            sv_trace_add(self.trace, SV_TRACE_STEP, <uint32_t>(self.first_env + i),
+            c.sv_trace_add(self.trace, c.SV_TRACE_STEP, <uint32_t>(self.first_env + i),
                          self.time_of(self.lap), self.time_of(now))
         return 0
 
@@ -525,9 +535,9 @@ cdef class WorkerLoop:
         if self.undecodable and env in self.undecodable:
             raise self.undecodable.pop(env)
         self.tally.steps += 1
-        sv_busy_begin(
-            self.activity, sv_busy(env, SV_IN_STEP),
-            sv_now_ns() if self.timed else self.time_of(self.lap))
+        c.sv_busy_begin(
+            self.activity, c.sv_busy(env, c.SV_IN_STEP),
+            c.sv_now_ns() if self.timed else self.time_of(self.lap))
         action = self.given[env] if self.given else self.actions.read(env)
         result = self.steppers[i].step(action)
         if forked:
@@ -542,7 +552,7 @@ cdef class WorkerLoop:
         observation, reward, terminated, truncated, info = <tuple>result
         if not self.resets_in_step:
             self.observe(env, observation)
-        SV_FAULT(3)
+        c.SV_FAULT(3)
         if isinstance(reward, float):  # np.float64 is one
             results.reward_of[row] = <double>reward
         else:
@@ -612,19 +622,19 @@ cdef class WorkerLoop:
 
     cdef int64_t reset_took(self, Py_ssize_t i, int64_t *start) except -1:
         """How long the reset took that began at `start`; counts it."""
-        cdef int64_t elapsed = sv_now_ns() - start[0]
+        cdef int64_t elapsed = c.sv_now_ns() - start[0]
         self.tally.reset_ns += elapsed
         return elapsed
 
     cdef tuple reset_env(self, Py_ssize_t i, object seed, object options, bint explicit):
         """The observation and info of a reset."""
-        cdef int64_t start = sv_now_ns()
+        cdef int64_t start = c.sv_now_ns()
         cdef int64_t elapsed
         self.tally.resets += 1
         if self.retries:
             seed, options, explicit = self.reset_arguments(i, seed, options, explicit)
             self.retries.pop(i, None)
-        sv_busy_begin(self.activity, sv_busy(self.first_env + i, SV_IN_RESET), start)
+        c.sv_busy_begin(self.activity, c.sv_busy(self.first_env + i, c.SV_IN_RESET), start)
         try:
             if explicit:
                 result = self.envs[i].reset(seed=seed, options=copied_from(options))
@@ -638,9 +648,9 @@ cdef class WorkerLoop:
             if forked:
                 end_forks()
             elapsed = self.reset_took(i, &start)
-            sv_timing_add(&self.timings[i].reset, elapsed)
+            c.sv_timing_add(&self.timings[i].reset, elapsed)
             if self.trace is not NULL:
-                sv_trace_add(self.trace, SV_TRACE_RESET, <uint32_t>(self.first_env + i), start,
+                c.sv_trace_add(self.trace, c.SV_TRACE_RESET, <uint32_t>(self.first_env + i), start,
                              start + elapsed)
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(
@@ -733,8 +743,233 @@ cdef class WorkerLoop:
         if self.log is not None:  # the env may have done what it did not finish
             self.log.interrupt(self.first_env + i)
         if self.trace is not NULL:
-            now = sv_now_ns()
-            sv_trace_add(self.trace, SV_TRACE_ERROR, <uint32_t>(self.first_env + i), now, now)
+            now = c.sv_now_ns()
+            c.sv_trace_add(self.trace, c.SV_TRACE_ERROR, <uint32_t>(self.first_env + i), now, now)
         if self.mends and self.resets_in_next_step:
             self.over[i] = True
         return 0
+
+
+# ==== overlap =====================================================================================
+#
+# A worker's loop where several of its envs are in ``step`` or ``reset`` at once.
+#
+# The envs run elsewhere: in a thread each, or as coroutines. This loop takes requests, has envs
+# begin (``executor.start``), and notes which have come to their end (``finish``). When all envs of
+# a request have, it goes through the request as any worker does (``WorkerLoop``), over replays:
+# objects whose ``step`` and ``reset`` return at once what the envs have returned, or raise what
+# they have raised. So results, their order and their errors are those of a worker that steps its
+# envs one by one, and the loop alone writes to rings and slabs. Requests are answered in the order
+# in which they come to their end. In place of ``command`` the host has ``received(sequence) ->
+# (reset arguments or None, call)`` and ``results_of(call, outcome of an env)``.
+
+cdef dict DOING = {"step": c.SV_IN_STEP, "reset": c.SV_IN_RESET, "call": c.SV_IN_CALL}
+
+
+cdef class Request:
+    """A request that is not answered yet."""
+
+    cdef c.sv_record record
+    cdef Py_ssize_t pending    # envs that have not come to their end
+    cdef dict given            # of a step: as in WorkerLoop
+    cdef dict undecodable
+    cdef object seeds          # of a reset
+    cdef object options
+    cdef object mask
+    cdef object call           # a command for each env; else None
+    cdef list outcomes         # of that, by env: (value, error), or None
+
+
+cdef class OverlappedLoop(WorkerLoop):
+    """Serves the envs ``first_env`` and up, several at once.  One instance a worker process."""
+
+    cdef object executor
+    cdef list requests_of          # by env: the Request that it is busy with, or None
+    cdef c.sv_activity unpublished   # the activity of replays
+    cdef Request closing           # the request to close
+    cdef readonly Py_ssize_t in_progress  # envs that are busy
+    cdef int64_t counted_from      # since when they are and it is not counted yet
+    cdef int64_t in_step           # of that, the sum of all envs' steps; and of their resets
+    cdef int64_t in_reset
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.requests_of = [None] * len(self.envs)
+        self.activity = &self.unpublished
+        self.alone = True
+        c.sv_counter_set(&self.counters.overlaps, 1)
+        for i in range(len(self.envs)):  # a predecessor may have died in an env
+            c.sv_busy_begin(&self.timings[i].activity, 0, 0)
+
+    def execute_by(self, executor):
+        """Takes the executor: ``start(i, "step", action)``, or "reset" and the arguments, or "call"
+        and the command, has env i of the worker begin it."""
+        self.executor = executor
+
+    # ---- called by the executor --------------------------------------------------------------
+
+    def sleep(self):
+        """Announces that this worker sleeps on its alarm; False: first it has to serve requests."""
+        c.sv_bell_doze(self.bell)
+        return c.sv_ring_peek(&self.requests) == 0
+
+    def awake(self):
+        """Ends what `sleep` has announced, whatever that returned."""
+        c.sv_bell_awake(self.bell)
+        c.sv_ring_announce(&self.completions)  # the parent may wait because of a damaged tail
+
+    def begin(self, Py_ssize_t i, str doing, int64_t since):
+        """Publishes what env i does since when, by the monotonic clock."""
+        c.sv_busy_begin(&self.timings[i].activity, c.sv_busy(self.first_env + i, DOING[doing]), since)
+
+    def end(self, Py_ssize_t i):
+        """Publishes that env i is done."""
+        c.sv_busy_begin(&self.timings[i].activity, 0, 0)
+
+    def finish(self, Py_ssize_t i, outcome=None):
+        """Notes that env i has come to its end; answers its request if it was the last one.
+
+        Args:
+            i: The env's place among this worker's.
+            outcome: What a call has returned and raised.
+        """
+        cdef Request request = self.requests_of[i]
+        self.requests_of[i] = None
+        self.in_progress -= 1
+        if request.call is not None:
+            request.outcomes[i] = outcome
+        request.pending -= 1
+        if request.pending == 0:
+            self.close_request(request)
+        if self.in_progress == 0:
+            c.sv_busy_begin(&self.counters.activity, 0, 0)
+
+    def close(self):
+        """Answers the request to close; all other requests are answered."""
+        self.answer(&self.closing.record, None)
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    cdef bint execute(self, c.sv_record *record) except -1:
+        """Has the envs of a request begin; False after CLOSE."""
+        cdef Py_ssize_t i
+        cdef Py_ssize_t begin = self.first_of(record)
+        cdef Py_ssize_t end = begin + record.count
+        cdef uint32_t operation = record.operation & OPERATION
+        cdef Request request = Request()
+        c.SV_FAULT(1)
+        if operation == TRACE:
+            self.host.trace(record.sequence)
+            return True
+        request.record = record[0]
+        if operation == CLOSE:
+            self.closing = request
+            return False
+        self.sequence = record.sequence
+        if operation == STEP:
+            self.take_actions(record)
+            request.given, request.undecodable = dict(self.given), dict(self.undecodable)
+        elif operation == COMMAND:
+            if self.in_progress == 0:
+                c.sv_busy_begin(&self.counters.activity, c.sv_busy(self.first_env, c.SV_IN_CALL),
+                              c.sv_now_ns())
+            arguments, request.call = self.host.received(record.sequence)
+            if arguments is not None:
+                request.seeds, request.options, request.mask = arguments
+            else:
+                request.outcomes = [None] * len(self.envs)
+        elif operation != RESET:
+            raise RuntimeError(f"the segment is damaged: operation {operation}")
+        request.pending = 1  # until all have begun
+        for i in range(begin, end):
+            if request.call is not None:
+                if request.call.is_for(self.first_env + i):
+                    self.start(i, request, "call", request.call)
+            elif request.mask is not None and not request.mask[i]:
+                continue
+            elif operation != STEP:
+                self.start_reset(i, request, True)
+            elif self.first_env + i in request.undecodable and not self.over[i]:
+                pass  # its replay is not asked
+            elif self.over[i]:
+                self.start_reset(i, request, False)
+            else:
+                self.start(i, request, "step", self.action_of(self.first_env + i))
+        request.pending -= 1
+        if request.pending == 0:
+            self.close_request(request)
+        if self.in_progress == 0:
+            c.sv_busy_begin(&self.counters.activity, 0, 0)
+        return True
+
+    cdef int start_reset(self, Py_ssize_t i, Request request, bint explicit) except -1:
+        seed, options, explicit = self.reset_arguments(
+            i, None if request.seeds is None else request.seeds[i],
+            None if request.options is None else request.options[i], explicit)
+        self.start(i, request, "reset", {"seed": seed, "options": options} if explicit else {})
+        return 0
+
+    cdef int start(self, Py_ssize_t i, Request request, str what, argument) except -1:
+        if self.requests_of[i] is not None:
+            raise RuntimeError("the segment is damaged: a request names an env that is busy")
+        self.requests_of[i] = request
+        request.pending += 1
+        if self.in_progress == 0:
+            self.counted_from = c.sv_now_ns()
+            c.sv_busy_begin(&self.counters.activity, c.sv_busy(self.first_env, c.SV_IN_SEVERAL),
+                          self.counted_from)
+        self.in_progress += 1
+        self.executor.start(i, what, argument)
+        return 0
+
+    cdef int close_request(self, Request request) except -1:
+        """Answers a request all of whose envs have come to their end."""
+        cdef c.sv_record *record = &request.record
+        cdef Py_ssize_t begin = self.first_of(record)
+        cdef Py_ssize_t end = begin + record.count
+        cdef object results = None
+        self.aim(record)
+        if request.call is not None:
+            results = self.host.results_of(request.call, request.outcomes.__getitem__)
+        elif record.operation & OPERATION == STEP:
+            self.given, self.undecodable = request.given, request.undecodable
+            self.begin_laps(c.sv_now_ns())
+            self.step_range(begin, end)
+        else:
+            self.reset_range(begin, end, request.seeds, request.options, request.mask)
+        self.count_time()
+        self.answer(record, results)
+        return 0
+
+    cdef int count_time(self) except -1:
+        """Counts the time since when envs are busy, as steps and resets by what these have taken."""
+        cdef int64_t now = c.sv_now_ns()
+        cdef int64_t each = self.in_step + self.in_reset
+        if each > 0:
+            self.tally.step_ns += <int64_t>(
+                <double>(now - self.counted_from) * self.in_step / each)
+            self.tally.reset_ns += <int64_t>(
+                <double>(now - self.counted_from) * self.in_reset / each)
+            self.counted_from = now
+        self.in_step = self.in_reset = 0
+        return 0
+
+    # ---- times: those of the envs, not of their replays ----------------------------------------
+
+    cdef int note_step(self, Py_ssize_t i, uint64_t now, int64_t in_reset) except -1:
+        cdef int64_t began
+        cdef int64_t ended
+        began, ended = self.steppers[i].span
+        c.sv_timing_add(&self.timings[i].step, ended - began)
+        self.in_step += ended - began
+        if self.trace is not NULL:
+            c.sv_trace_add(self.trace, c.SV_TRACE_STEP, <uint32_t>(self.first_env + i), began, ended)
+        return 0
+
+    cdef int64_t reset_took(self, Py_ssize_t i, int64_t *start) except -1:
+        cdef int64_t began
+        cdef int64_t ended
+        began, ended = self.envs[i].reset_span
+        start[0] = began
+        self.in_reset += ended - began
+        return ended - began

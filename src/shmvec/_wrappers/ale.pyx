@@ -9,7 +9,7 @@ from cpython.exc cimport PyErr_CheckSignals
 
 import numpy as np
 
-from shmvec._core.arrays cimport has_dtype, ndim_of
+from shmvec._core.memory cimport has_dtype, ndim_of
 from shmvec._wrappers.chain cimport Chain, Python, Step, attributes_of, version_of
 from shmvec._wrappers.numbers cimport is_plain
 

@@ -11,7 +11,7 @@ from libc.string cimport memcpy
 
 import numpy as np
 
-from shmvec._core.arrays cimport data_of, has_dtype, is_writeable, ndim_of, new_like, size_of
+from shmvec._core.memory cimport data_of, has_dtype, is_writeable, ndim_of, new_like, size_of
 from shmvec._wrappers.chain cimport Chain, Step, Twin
 from shmvec._wrappers.numbers cimport (
     clear_flags,

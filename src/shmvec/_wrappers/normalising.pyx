@@ -13,7 +13,7 @@ import numpy as np
 
 from gymnasium.wrappers.utils import RunningMeanStd
 
-from shmvec._core.arrays cimport data_of, has_dtype, ndim_of, new_like, new_like_as, size_of
+from shmvec._core.memory cimport data_of, has_dtype, ndim_of, new_like, new_like_as, size_of
 from shmvec._wrappers.chain cimport Chain, Step, Stepper, Twin, attributes_of, version_of
 from shmvec._wrappers.numbers cimport (
     clear_flags,

@@ -10,7 +10,7 @@ from cpython.object cimport PyObject
 
 import numpy as np
 
-from shmvec._core.arrays cimport is_aligned, is_contiguous, ndim_of, shape_of
+from shmvec._core.memory cimport is_aligned, is_contiguous, ndim_of, shape_of
 
 cdef extern from "Python.h":
     ctypedef struct PyTypeObject:

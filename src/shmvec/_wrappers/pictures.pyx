@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import stateful_observation
 
-from shmvec._core.arrays cimport data_of, has_dtype, ndim_of, new_like, shape_of
+from shmvec._core.memory cimport data_of, has_dtype, ndim_of, new_like, shape_of
 from shmvec._wrappers.chain cimport Chain, Step, Stepper, Twin
 from shmvec._wrappers.numbers cimport is_plain
 from shmvec._wrappers.transforms cimport TransformObservation

@@ -5,7 +5,7 @@ Both call one of the functions that ``rescale_box`` makes, which hold a gradient
 
 from libc.math cimport isfinite
 
-from shmvec._core.arrays cimport data_of, has_dtype, ndim_of, new_like, size_of
+from shmvec._core.memory cimport data_of, has_dtype, ndim_of, new_like, size_of
 from shmvec._wrappers.chain cimport Chain, Stepper
 from shmvec._wrappers.numbers cimport (
     clear_flags,

@@ -9,7 +9,7 @@ cimport cython
 
 import numpy as np
 
-from shmvec._core.arrays cimport data_of, has_dtype, ndim_of, shape_of, size_of
+from shmvec._core.memory cimport data_of, has_dtype, ndim_of, shape_of, size_of
 from shmvec._wrappers.chain cimport Chain, Step, Stepper, Twin, attributes_of
 from shmvec._wrappers.numbers cimport is_plain
 

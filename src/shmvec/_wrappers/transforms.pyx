@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 
 import gymnasium as gym
 
-from shmvec._core.arrays cimport data_of, has_dtype, ndim_of, new_like, size_of
+from shmvec._core.memory cimport data_of, has_dtype, ndim_of, new_like, size_of
 from shmvec._wrappers.chain cimport Chain, Step, Stepper, Twin
 from shmvec._wrappers.numbers cimport (
     float32,

@@ -1,8 +1,8 @@
 from cpython.buffer cimport Py_buffer
 
-from shmvec._core.csrc cimport sv_trace
+from shmvec._core cimport csrc as c
 
 
 cdef class Recorder:
-    cdef sv_trace trace
+    cdef c.sv_trace trace
     cdef Py_buffer _export

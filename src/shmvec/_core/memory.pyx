@@ -1,0 +1,1515 @@
+"""What both sides have of the shared memory: the segment, arrays over it, codecs, rows of results.
+
+By section: NumPy's arrays in C; the segment and its counters; codecs, which write and read values of
+spaces; rows of results, and how they are lent.
+"""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_FORMAT,
+    PyBUF_SIMPLE,
+    PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+    Py_buffer,
+)
+from cpython.list cimport PyList_GET_ITEM
+from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
+from libc.string cimport memcpy, strcmp
+
+from shmvec._core cimport csrc as c
+from shmvec._core.texts cimport PyUnicode_DATA, measure, text_of, width_of
+
+import gc
+import os
+from collections import deque
+from copy import deepcopy
+from itertools import groupby
+from weakref import ref
+
+import numpy as np
+
+
+# ==== arrays ======================================================================================
+#
+# Access to NumPy's arrays in C, and arrays over the memory of other objects.
+
+try:
+    from numpy._core import _multiarray_umath as _umath
+except ImportError:  # an older one
+    from numpy.core import _multiarray_umath as _umath
+
+
+# To read an attribute of an array takes Python as long as to copy a few numbers, so on the step's
+# path C reads the fields. NumPy's headers are not used for so little: a build would need NumPy, of
+# a new enough version. The declarations here are NumPy's binary interface, on which every extension
+# depends that was compiled with the headers of a past version: neither the fields of an array nor
+# the places of functions in NumPy's table change. (The fields of a dtype differ between 1.x and
+# 2.x, and are not read here.) All of it is checked when this module is imported; a NumPy that
+# differs is refused.
+
+# Places in the table, as in NumPy's __multiarray_api.h.
+ABI_VERSION = 0       # PyArray_GetNDArrayCVersion
+API_VERSION = 211     # PyArray_GetNDArrayCFeatureVersion
+NEW_LIKE_ARRAY = 277  # PyArray_NewLikeArray
+
+cdef unsigned int _API_LEAST = 0xf  # the version of NumPy 1.22
+cdef int _C_ORDER = 0
+
+ctypedef unsigned int (*Version)() noexcept
+ctypedef object (*NewLikeArray)(PyObject *prototype, int order, PyObject *dtype, int subok)
+
+cdef NewLikeArray _new_like_array
+
+
+def looked_at(array):
+    """What C reads of an array: address, shape, size, whether of its dtype, contiguous, aligned."""
+    cdef int axis
+    return (<size_t>data_of(array), tuple([shape_of(array)[axis] for axis in range(ndim_of(array))]),
+            size_of(array), has_dtype(array, array.dtype), is_contiguous(array),
+            is_aligned(array))
+
+
+def looks(array):
+    """The same by NumPy's attributes."""
+    return (array.__array_interface__["data"][0], array.shape, array.size, True,
+            array.flags.c_contiguous, array.flags.aligned)
+
+
+cdef int _connect() except -1:
+    global _new_like_array
+    cdef void **table
+    try:
+        table = <void **>PyCapsule_GetPointer(_umath._ARRAY_API, NULL)
+    except (AttributeError, ValueError) as error:
+        raise _unknown("it shows no table of functions") from error
+    cdef unsigned int abi = (<Version>table[<int>ABI_VERSION])()
+    if abi >> 24 not in (1, 2):
+        raise _unknown(f"its binary interface is {abi:#x}")
+    if (<Version>table[<int>API_VERSION])() < _API_LEAST:
+        raise _unknown("it is too old")
+    _new_like_array = <NewLikeArray>table[<int>NEW_LIKE_ARRAY]
+    whole = np.zeros((4, 2, 3), np.int16)
+    skewed = np.zeros(9, np.uint8)[1:].view(np.int16)
+    of_floats = new_like_as(whole, np.dtype(np.float32))
+    for array in (whole, whole[1:, :, 2], whole[0, 1, 2:], skewed, new_like(whole), of_floats):
+        if looked_at(array) != looks(array):
+            raise _unknown("its arrays are not laid out as those of 1.x and 2.x")
+    alone = _fields(whole).weakreflist is NULL
+    held = ref(whole)
+    if not alone or _fields(whole).weakreflist is not <PyObject *>held:
+        raise _unknown("its arrays do not keep weak references where those of 1.x and 2.x do")
+    return 0
+
+
+cdef object _unknown(str what):
+    return ImportError(f"shmvec does not know NumPy {np.__version__}: {what}. "
+                       "It needs NumPy 1.24 or newer, of 1.x or 2.x.")
+
+
+cdef object new_like(object array):
+    return _new_like_array(<PyObject *>array, _C_ORDER, NULL, False)
+
+
+cdef object new_like_as(object array, object dtype):
+    Py_INCREF(dtype)  # which the call takes
+    return _new_like_array(<PyObject *>array, _C_ORDER, <PyObject *>dtype, False)
+
+
+_connect()
+
+
+cdef extern from *:
+    """
+    /* Whether there is one reference only.  Without a GIL a count does not say so. */
+    #ifdef Py_GIL_DISABLED
+    #define sv_is_unshared(object) 0
+    #else
+    #define sv_is_unshared(object) (Py_REFCNT(object) == 1)
+    #endif
+    """
+    bint sv_is_unshared(PyObject *object) noexcept
+
+cdef Py_ssize_t _LONG = 1 << 16  # bytes from which on a copy releases the GIL
+# Flags of a new array: contiguous in C's order, owner of its data, aligned, writable.
+cdef int _AS_MADE = 0x1 | 0x4 | 0x100 | 0x400
+cdef Py_ssize_t _KEPT = 3  # a caller holds the last array, and often the one before
+
+
+cdef class Pool:
+    """Contiguous arrays like a given one, whose elements must not be objects.
+
+    An array that nobody holds any more is handed out again, in a fraction of the time that a new one
+    takes: a batch step needs four.
+    """
+
+    def __init__(self, like, large=False):
+        """Takes an array, and whether large ones are kept, too: for other kinds malloc does."""
+        self.like = like
+        self.large = large
+        self.nbytes = size_of(like) * <Py_ssize_t>like.itemsize
+        self.kept = []
+        self.oldest = 0
+
+    cdef object new(self):
+        """An array in which anything may be."""
+        cdef Py_ssize_t i = 0
+        cdef object array
+        cdef PyObject *kept
+        while i < len(self.kept):
+            kept = PyList_GET_ITEM(self.kept, i)  # borrowed: a reference would count
+            if self.is_free(kept):
+                return self.kept[i]
+            if sv_is_unshared(kept):  # changed, or somebody waits for its end
+                del self.kept[i]
+                self.oldest = 0
+            else:
+                i += 1
+        array = new_like(self.like)
+        if self.nbytes >= _LONG and not self.large:
+            return array
+        if len(self.kept) < _KEPT:
+            self.kept.append(array)
+        else:
+            self.kept[self.oldest] = array
+            self.oldest = (self.oldest + 1) % _KEPT
+        return array
+
+    cdef object copy(self):
+        """A copy of the given array."""
+        cdef object array = self.new()
+        cdef const void *source = data_of(self.like)
+        cdef void *target = data_of(array)
+        if self.nbytes < _LONG:
+            memcpy(target, source, self.nbytes)
+        else:
+            with nogil:
+                memcpy(target, source, self.nbytes)
+        return array
+
+    cdef bint is_free(self, PyObject *array) noexcept:
+        """Whether only `kept` has an array, and it is as it was made: users may change its shape."""
+        cdef Fields *fields = <Fields *>array
+        cdef Fields *like = _fields(self.like)
+        cdef int axis
+        if (not sv_is_unshared(array) or fields.weakreflist is not NULL or fields.base is not NULL
+                or fields.descr is not like.descr or fields.flags & _AS_MADE != _AS_MADE
+                or fields.nd != like.nd):
+            return False
+        for axis in range(like.nd):
+            if fields.dimensions[axis] != like.dimensions[axis]:
+                return False
+        return True
+
+
+cdef object array_over(object exporter, char *start, tuple shape, object dtype):
+    """An array over memory of an exporter, from `start` on, which keeps the exporter."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(exporter, &view, PyBUF_WRITABLE)
+    cdef Py_ssize_t offset = start - <char *>view.buf
+    PyBuffer_Release(&view)
+    return np.ndarray(shape, dtype, exporter, offset)
+
+
+# ==== segment =====================================================================================
+#
+# The shared segment in Python: a validated mapping, arrays over its slabs, and its counters.
+#
+# An ``Insight`` reads the counters of a vector env, for the parent and, from outside, for ``top``.
+# It never writes, and reads only what lies before the rings. Even if the segment is damaged, it
+# returns numbers, and indices of envs that exist.
+
+cdef bint _plan(c.sv_segment *plan, num_workers, num_envs, records, info_bytes,
+                action_bytes, slab_bytes) except -1:
+    """Computes a layout; capacities are rounded up to powers of two."""
+    cdef c.sv_segment_sizes sizes
+    sizes.num_workers = num_workers
+    sizes.num_envs = num_envs
+    sizes.ring_capacity = 1 << max(6, (records - 1).bit_length())
+    sizes.info_capacity = 1 << max(12, (info_bytes - 1).bit_length())
+    sizes.action_capacity = 1 << max(6, (action_bytes - 1).bit_length())
+    sizes.reserved = 0
+    sizes.slab_bytes = slab_bytes
+    if not c.sv_segment_plan(&sizes, plan):
+        raise ValueError(
+            f"no segment can hold {num_workers} workers, {num_envs} envs, rings of {records} "
+            f"records, {info_bytes} and {action_bytes} bytes, and {slab_bytes} bytes of slabs"
+        )
+    return True
+
+
+def segment_bytes(num_workers, num_envs, records, info_bytes, action_bytes, slab_bytes):
+    cdef c.sv_segment plan
+    _plan(&plan, num_workers, num_envs, records, info_bytes, action_bytes, slab_bytes)
+    return plan.total_bytes
+
+
+def reserve_pages(int descriptor, nbytes):
+    cdef int error = c.sv_segment_reserve(descriptor, nbytes)
+    if error != 0:
+        raise OSError(error, os.strerror(error))
+
+
+cdef class MappedMemory:  # a garbage collection could free a memoryview's buffer under arrays
+    cdef void *_base
+    cdef Py_ssize_t _nbytes
+
+    def __cinit__(self, int descriptor, Py_ssize_t nbytes):
+        cdef int error = c.sv_segment_map(descriptor, nbytes, &self._base)
+        if error != 0:
+            raise OSError(error, os.strerror(error))
+        self._nbytes = nbytes
+
+    def __dealloc__(self):
+        if self._nbytes > 0:
+            c.sv_segment_unmap(self._base, self._nbytes)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self._base, self._nbytes, False, flags)
+
+    def __len__(self):
+        return self._nbytes
+
+
+@cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
+cdef class Segment:
+    def __cinit__(self, memory, writable=True):
+        PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
+        self.memory = memory
+        self.base = <char *>self._export.buf
+
+    def __dealloc__(self):
+        # The mapping lives on while arrays made by array() do: each holds its own export.
+        PyBuffer_Release(&self._export)
+
+    @staticmethod
+    def create(memory, num_workers, num_envs, records, info_bytes, action_bytes, slab_bytes):
+        cdef Segment segment = Segment(memory)
+        _plan(&segment.plan, num_workers, num_envs, records, info_bytes, action_bytes, slab_bytes)
+        if <Py_ssize_t>segment.plan.total_bytes > segment._export.len:
+            raise ValueError(
+                f"the segment needs {segment.plan.total_bytes} bytes but the mapping has "
+                f"{segment._export.len}"
+            )
+        c.sv_segment_format(segment.base, &segment.plan)
+        return segment
+
+    @staticmethod
+    def open(memory):
+        cdef Segment segment = Segment(memory)
+        if not c.sv_segment_open(segment.base, segment._export.len, &segment.plan):
+            raise ValueError(
+                "the shared memory holds no shmvec segment of this version; "
+                "parent and workers must run the same shmvec"
+            )
+        return segment
+
+    @staticmethod
+    def look(memory, nbytes):
+        cdef Segment segment = Segment(memory, False)
+        if (segment._export.len < <Py_ssize_t>sizeof(c.sv_segment)
+                or not c.sv_segment_open(segment.base, nbytes, &segment.plan)):
+            raise ValueError("it is damaged, or of another version of shmvec")
+        return segment
+
+    @property
+    def front(self):
+        return c.sv_segment_front(&self.plan)
+
+    cdef bint has_front(self) noexcept:
+        return self._export.len >= <Py_ssize_t>c.sv_segment_front(&self.plan)
+
+    @property
+    def num_workers(self):
+        return self.plan.sizes.num_workers
+
+    @property
+    def num_envs(self):
+        return self.plan.sizes.num_envs
+
+    def array(self, Py_ssize_t offset, shape, dtype):
+        array = np.ndarray(
+            shape, dtype, buffer=self.memory, offset=<Py_ssize_t>self.plan.slabs + offset
+        )
+        if offset < 0 or offset + array.nbytes > <Py_ssize_t>self.plan.sizes.slab_bytes:
+            raise ValueError(f"an array of {array.nbytes} bytes at {offset} is outside the slabs")
+        return array
+
+
+cdef list _lines(const c.sv_counter_line *line):
+    cdef list lines = []
+    while line.name is not NULL:
+        lines.append((line.name.decode(), line.heading.decode(), line.help.decode()))
+        line += 1
+    return lines
+
+
+COUNTERS = {
+    "waits": _lines(c.sv_wait_lines),
+    "work": _lines(c.sv_work_lines),
+    "on_cores": _lines(c.sv_on_cores_lines),
+    "faults": _lines(c.sv_fault_lines),
+}
+
+
+cdef dict _counted(const c.sv_counter_line *line, void *structure):
+    """The counters of a table, by name."""
+    cdef dict found = {}
+    while line.name is not NULL:
+        found[line.name.decode()] = c.sv_counter_get(c.sv_counter_at(structure, line))
+        line += 1
+    return found
+
+
+cdef bytes packed_words(words):
+    """A text that says something in words of each env; what has no room is cut off."""
+    runs = [(" ".join(each.split()), len(list(envs))) for each, envs in groupby(words)]
+    text = "".join([f"{count}\t{each}\n" for each, count in runs]).encode("utf-8", "replace")
+    return text[:c.SV_TEXT_BYTES]
+
+
+cdef list unpacked_words(bytes text, count):
+    """What a text says of each of `count` envs, or of the first ones, however damaged it is."""
+    cdef list words = []
+    for line in text.decode("utf-8", "replace").splitlines():
+        number, tab, each = line.partition("\t")
+        if tab and number.isdecimal():
+            each = "".join([letter if letter.isprintable() else "?" for letter in each])
+            words += [each] * min(int(number), count - len(words))
+    return words
+
+
+cdef class Insight:
+    """Reads the counters of a segment's vector env."""
+
+    cdef Segment segment
+    cdef c.sv_notice *notice
+
+    def __init__(self, Segment segment):
+        if not segment.has_front():
+            raise ValueError("it is shorter than its header says")
+        self.segment = segment
+        self.notice = c.sv_segment_notice(segment.base, &segment.plan)
+
+    cdef c.sv_counters *of(self, uint32_t worker) noexcept:
+        return c.sv_segment_counters(self.segment.base, &self.segment.plan, worker)
+
+    # ---- the vector env ----------------------------------------------------------------------
+
+    @property
+    def in_use(self):
+        cdef uint64_t state = c.sv_notice_state(self.notice)
+        if state > c.SV_NOTICE_CLOSED:
+            raise ValueError("it is damaged: whether it is in use makes no sense")
+        return state == c.SV_NOTICE_OPEN
+
+    @property
+    def process(self):
+        return c.sv_counter_get(&self.notice.parent.process)
+
+    @property
+    def processes(self):
+        cdef uint32_t worker
+        if self.num_workers == 0:
+            return []
+        return [c.sv_counter_get(&self.of(worker).process)
+                for worker in range(self.segment.plan.sizes.num_workers)]
+
+    @property
+    def num_workers(self):
+        # Without processes the segment has rings for one worker all the same.
+        return self.segment.num_workers if c.sv_counter_get(&self.notice.num_processes) else 0
+
+    @property
+    def caller_steps(self):
+        return 0 < c.sv_counter_get(&self.notice.num_processes) < self.segment.num_workers
+
+    @property
+    def number(self):
+        return c.sv_counter_get(&self.notice.number)
+
+    @property
+    def options(self):
+        return c.sv_counter_get(&self.notice.options)
+
+    @options.setter
+    def options(self, uint64_t options):
+        c.sv_counter_set(&self.notice.options, options)
+
+    @property
+    def nbytes(self):
+        return self.segment.plan.total_bytes
+
+    @property
+    def num_envs(self):
+        return self.segment.num_envs
+
+    @property
+    def cores(self):
+        cdef uint64_t cores = c.sv_counter_get(&self.notice.cores)
+        return cores or 1
+
+    @property
+    def elapsed_s(self):
+        cdef uint64_t elapsed = <uint64_t>c.sv_now_ns() - c.sv_counter_get(&self.notice.began)
+        return 1e-9 * max(0, <int64_t>elapsed)
+
+    # ---- counts so far -----------------------------------------------------------------------
+
+    def parent(self):
+        cdef int64_t elapsed
+        cdef dict found = _counted(c.sv_wait_lines, &self.notice.parent)
+        # A wait that is not over counts as parked: it is a long one, or does not matter.
+        if c.sv_busy_for(&self.notice.parent.activity, c.sv_now_ns(), &elapsed) != 0:
+            found["park_ns"] += max(0, elapsed)
+        return found
+
+    def workers(self):
+        cdef c.sv_counters *past
+        cdef uint32_t worker
+        cdef list found = []
+        for worker in range(self.segment.plan.sizes.num_workers):
+            past = c.sv_segment_past(self.segment.base, &self.segment.plan, worker)
+            before = _counted(c.sv_wait_lines, past) | _counted(c.sv_work_lines, past)
+            now = (_counted(c.sv_wait_lines, self.of(worker))
+                   | _counted(c.sv_work_lines, self.of(worker)))
+            found.append({name: count + before[name] for name, count in now.items()})
+        for worker, (first, count) in enumerate(self.ranges()):
+            self.add_request_in_progress(worker, first, count, found[worker])
+        return found
+
+    cdef int add_request_in_progress(self, uint32_t worker, uint32_t first, uint32_t count,
+                                 dict found) except -1:
+        """Adds a worker's request in progress to its counts, by the histograms of its envs.
+
+        A worker counts when it answers, while histograms follow each step. They also have the steps
+        that a worker made and did not count before it died.
+        """
+        cdef c.sv_timings *timings
+        cdef uint64_t busy, steps = 0, resets = 0, step_ns = 0, reset_ns = 0
+        cdef int64_t elapsed
+        cdef uint32_t env, bucket
+        for env in range(first, first + count):
+            timings = c.sv_segment_timings(self.segment.base, &self.segment.plan, env)
+            step_ns += c.sv_counter_get(&timings.step.total_ns)
+            reset_ns += c.sv_counter_get(&timings.reset.total_ns)
+            for bucket in range(c.SV_TIMING_WORDS - 2):
+                steps += c.sv_counter_get(&timings.step.buckets[bucket])
+                resets += c.sv_counter_get(&timings.reset.buckets[bucket])
+        found["steps"] = max(found["steps"], steps)
+        found["resets"] = max(found["resets"], resets)
+        if c.sv_counter_get(&self.of(worker).overlaps):  # its envs' times add up to more than its own
+            return 0
+        busy = c.sv_busy_for(&self.of(worker).activity, c.sv_now_ns(), &elapsed)
+        if busy != 0 and elapsed > 0:
+            if c.sv_busy_doing(busy) == c.SV_IN_STEP:
+                step_ns += elapsed
+            elif c.sv_busy_doing(busy) == c.SV_IN_RESET:
+                reset_ns += elapsed
+        found["step_ns"] = max(found["step_ns"], step_ns)
+        found["reset_ns"] = max(found["reset_ns"], reset_ns)
+        return 0
+
+    def ranges(self):
+        cdef c.sv_counters *past
+        cdef uint32_t worker
+        cdef uint64_t end = 0, first, count, num_envs = self.segment.plan.sizes.num_envs
+        cdef list found = []
+        for worker in range(self.segment.plan.sizes.num_workers):
+            past = c.sv_segment_past(self.segment.base, &self.segment.plan, worker)
+            first, count = c.sv_counter_get(&past.first_env), c.sv_counter_get(&past.num_envs)
+            if not end <= first <= num_envs or count > num_envs - first:
+                first, count = end, 0  # damaged
+            end = first + count
+            found.append((first, count))
+        return found
+
+    def on_cores_before(self):
+        cdef uint32_t worker
+        return [_counted(c.sv_on_cores_lines, self.of(worker))
+                for worker in range(self.segment.plan.sizes.num_workers)]
+
+    def faults(self):
+        return _counted(c.sv_fault_lines, self.notice)
+
+    def timings(self):
+        cdef uint32_t env
+        cdef uint32_t num_envs = self.segment.plan.sizes.num_envs
+        found = np.empty((num_envs, 2, c.SV_TIMING_WORDS), np.uint64)
+        cdef uint64_t[:, :, ::1] words = found
+        for env in range(num_envs):
+            c.sv_timings_read(c.sv_segment_timings(self.segment.base, &self.segment.plan, env),
+                            &words[env, 0, 0])
+        return found
+
+    def wrappers(self):
+        cdef c.sv_text *text
+        cdef uint32_t worker
+        cdef list found = [], words
+        for worker, (_, count) in enumerate(self.ranges()):
+            text = c.sv_segment_text(self.segment.base, &self.segment.plan, worker)
+            words = unpacked_words(text.bytes[:c.sv_text_length(text)], count)
+            found += words + [""] * (count - len(words))
+        return found
+
+    # ---- operations in progress --------------------------------------------------------------
+
+    def doing(self, at=None):
+        cdef uint32_t worker
+        cdef uint64_t busy
+        cdef int64_t elapsed
+        cdef int64_t now = c.sv_now_ns() if at is None else at
+        cdef list found = []
+        for worker, (first, count) in enumerate(self.ranges()):
+            busy = c.sv_busy_for(&self.of(worker).activity, now, &elapsed)
+            if c.sv_busy_doing(busy) == c.SV_IN_SEVERAL:
+                found.append(self.doing_longest(first, count, now))
+            elif busy != 0 and c.sv_busy_env(busy) < self.segment.plan.sizes.num_envs:
+                found.append((c.sv_busy_env(busy), c.sv_busy_name(busy).decode(),
+                              1e-9 * max(0, elapsed), 0))
+            else:  # or the segment is damaged
+                found.append(None)
+        return found
+
+    cdef object doing_longest(self, uint32_t first, uint32_t count, int64_t now):
+        """What has been in progress for longest in these envs, and the number of others."""
+        cdef uint32_t env
+        cdef uint64_t busy
+        cdef int64_t elapsed
+        cdef int others = -1
+        longest = None
+        for env in range(first, first + count):
+            busy = c.sv_busy_for(
+                &c.sv_segment_timings(self.segment.base, &self.segment.plan, env).activity, now,
+                &elapsed)
+            if busy == 0 or c.sv_busy_doing(busy) == c.SV_IN_SEVERAL:
+                continue
+            others += 1
+            if longest is None or 1e-9 * elapsed > longest[2]:
+                longest = env, c.sv_busy_name(busy).decode(), 1e-9 * max(0, elapsed)
+        return None if longest is None else (*longest, others)
+
+    @property
+    def overlaps(self):
+        cdef uint32_t worker
+        return any([c.sv_counter_get(&self.of(worker).overlaps) != 0
+                    for worker in range(self.segment.plan.sizes.num_workers)])
+
+    def waiting(self):
+        cdef int64_t elapsed
+        if c.sv_busy_for(&self.notice.parent.activity, c.sv_now_ns(), &elapsed) == 0:
+            return None
+        return 1e-9 * max(0, elapsed)
+
+
+# ==== codec =======================================================================================
+#
+# Codecs: they write and read values of Gymnasium spaces, in slabs of shared memory or in messages.
+#
+# There is one codec for each leaf of a space, nested as the space is.  Workers write the
+# observations and read the actions of one env; the parent reads the observations and writes the
+# actions of all. Batches are those of ``SyncVectorEnv``: the same containers, dtypes and scalar
+# types.
+
+# Here, after what NumPy's arrays are like was checked: these import code that is compiled for them.
+from gymnasium.spaces import Dict, Tuple
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+cdef object _ndarray = np.ndarray
+
+
+cdef class Codec:
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        raise NotImplementedError
+
+    cdef bint keep(self, Py_ssize_t env, object value) except -1:
+        """Writes a value if it reads back with its type, dtype and shape; else returns False."""
+        raise NotImplementedError
+
+    cdef object read(self, Py_ssize_t env):
+        raise NotImplementedError
+
+    cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
+        raise NotImplementedError
+
+    cdef object gather(self, const Py_ssize_t[::1] envs):
+        raise NotImplementedError
+
+    cdef object view(self, object lease, Py_ssize_t first, tuple lead):
+        """Rows from `first` on as an array (*lead, ...) over a lease, which it keeps."""
+        raise NotImplementedError
+
+    cdef int put_many(self, Py_ssize_t first, object values) except -1:
+        """Writes values that `gather` has returned to the rows from `first` on."""
+        raise NotImplementedError
+
+    cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
+        """Copies a row of a codec of the same space to a row of this codec."""
+        return self.put_many(target, source.gather(np.array([row], np.intp)))
+
+    cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
+        raise NotImplementedError
+
+    def put(self, Py_ssize_t env, value):
+        self.write(env, value)
+
+    def get(self, Py_ssize_t env):
+        return self.read(env)
+
+    def put_rows(self, envs, values):
+        self.write_rows(envs, values)
+
+
+@cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
+cdef class _Rows:
+    """An array (num_envs, ...) in a slab and the address of its first row."""
+
+    cdef object array
+    cdef object dtype
+    cdef Py_ssize_t itemsize
+    cdef char *base
+    cdef Py_ssize_t row_bytes
+    cdef Py_ssize_t num_envs
+    cdef Py_buffer _export
+
+    def __cinit__(self, array):
+        PyObject_GetBuffer(array, &self._export, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE
+                           | PyBUF_FORMAT)
+        self.array = array
+        self.dtype = array.dtype
+        self.itemsize = array.itemsize
+        self.base = <char *>self._export.buf
+        self.num_envs = len(array)
+        self.row_bytes = array.nbytes // self.num_envs
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self._export)
+
+    cdef bint copy_from(self, object value, Py_ssize_t row):
+        """Copies an array of exactly a row's format and shape; False if it is another."""
+        cdef char *target = self.base + row * self.row_bytes
+        cdef Py_buffer view
+        if type(value) is not _ndarray or not self.has_shape_of_row(value):
+            return False
+        # The usual case is checked first, because a buffer's description is made for each array.
+        if has_dtype(value, self.dtype) and is_contiguous(value):
+            memcpy(target, data_of(value), self.row_bytes)
+            return True
+        if PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0:
+            return False
+        cdef bint fits = strcmp(view.format, self._export.format) == 0
+        if fits:
+            memcpy(target, view.buf, self.row_bytes)
+        PyBuffer_Release(&view)
+        return fits
+
+    cdef bint has_shape_of_row(self, object value) noexcept:
+        cdef const Py_ssize_t *shape = shape_of(self.array) + 1
+        cdef int axis
+        if ndim_of(value) != ndim_of(self.array) - 1:
+            return False
+        for axis in range(ndim_of(value)):
+            if shape_of(value)[axis] != shape[axis]:
+                return False
+        return True
+
+
+cdef object copied(object array, Py_ssize_t itemsize):
+    """A copy of a contiguous array, whose elements must not be objects."""
+    # The same as its method `copy`, in a quarter of the time.
+    cdef object copy = new_like(array)
+    cdef const void *source = data_of(array)
+    cdef void *target = data_of(copy)
+    cdef Py_ssize_t nbytes = size_of(array) * itemsize
+    if nbytes < _LONG:
+        memcpy(target, source, nbytes)
+    else:
+        with nogil:
+            memcpy(target, source, nbytes)
+    return copy
+
+
+cdef void *address_of(object array) except? NULL:
+    """The address of an array's data, valid while the caller holds the array."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+    cdef void *start = view.buf
+    PyBuffer_Release(&view)
+    return start
+
+
+# By the dtype of a scalar space, the types of `ArrayCodec.assigned`.
+cdef dict _ASSIGNED = {
+    np.dtype(np.int64): (int, bool, np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32,
+                         np.uint32),
+    np.dtype(np.float64): (float, np.float32),
+    np.dtype(np.float32): (float, np.float64),
+}
+
+
+cdef class ArrayCodec(Codec):
+    """Observations of Box, Discrete, MultiDiscrete and MultiBinary."""
+
+    cdef _Rows rows
+    cdef Pool copies           # of all rows
+    cdef Pool gathered         # arrays for as many rows as were gathered last; None: none were
+    cdef bint scalar
+    cdef object shape
+    cdef object dtype
+    cdef object cast_from     # the dtype of the last value that was cast to this one
+    cdef frozenset assigned   # types of numbers that NumPy casts in the same way as an array
+
+    def __init__(self, array):
+        self.rows = _Rows(array)
+        self.copies = Pool(array)
+        self.shape = array.shape[1:]
+        self.scalar = self.shape == ()
+        self.dtype = array.dtype
+        self.assigned = frozenset({self.dtype.type, *_ASSIGNED.get(self.dtype, ())})
+
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        try:
+            if self.scalar and type(value) in self.assigned:
+                self.rows.array[env] = value
+                return 0
+            if self.rows.copy_from(value, env):
+                return 0
+        except (BufferError, ValueError, OverflowError):
+            pass  # not contiguous, of a dtype without a buffer format, or a large integer
+        array = np.asarray(value)
+        if array.shape != self.shape:
+            # Shapes may differ in axes of length 1 only: else reshaping would mix up elements.
+            if [n for n in array.shape if n != 1] != [n for n in self.shape if n != 1]:
+                raise ValueError(f"shape {array.shape} does not fit {self.shape}")
+            array = array.reshape(self.shape)
+        dtype = array.dtype
+        if dtype is not self.cast_from:
+            if not np.can_cast(dtype, self.dtype, "same_kind"):
+                raise TypeError(f"Cannot cast array data from {dtype!r} to {self.dtype!r} "
+                                "according to the rule 'same_kind'")
+            self.cast_from = dtype
+        self.rows.array[env, ...] = array
+        return 0
+
+    cdef bint keep(self, Py_ssize_t env, object value) except -1:
+        if self.scalar:
+            if type(value) is not self.dtype.type:
+                return False
+            self.rows.array[env] = value
+            return True
+        try:
+            return self.rows.copy_from(value, env)
+        except (BufferError, ValueError):
+            return False
+
+    cdef object read(self, Py_ssize_t env):
+        return self.rows.array[env] if self.scalar else self.rows.array[env].copy()
+
+    cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
+        cdef object array = self.rows.array
+        if count >= 0 and count < self.rows.num_envs:
+            array = array[first:first + count]
+            return copied(array, self.rows.itemsize) if copy else array
+        return self.copies.copy() if copy else array
+
+    cdef object gather(self, const Py_ssize_t[::1] envs):
+        if self.gathered is None or shape_of(self.gathered.like)[0] != envs.shape[0]:
+            self.gathered = Pool(np.empty((envs.shape[0], *self.shape), self.dtype))
+        cdef object array = self.gathered.new()
+        cdef char *target = <char *>data_of(array)
+        cdef char *base = self.rows.base
+        cdef Py_ssize_t nbytes = self.rows.row_bytes
+        cdef Py_ssize_t i
+        with nogil:
+            for i in range(envs.shape[0]):
+                memcpy(target + i * nbytes, base + envs[i] * nbytes, nbytes)
+        return array
+
+    cdef object view(self, object lease, Py_ssize_t first, tuple lead):
+        return array_over(lease, self.rows.base + first * self.rows.row_bytes,
+                          lead + self.shape, self.dtype)
+
+    cdef int put_many(self, Py_ssize_t first, object values) except -1:
+        self.rows.array[first:first + len(values)] = values
+        return 0
+
+    cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
+        cdef _Rows rows = (<ArrayCodec>source).rows
+        memcpy(self.rows.base + target * self.rows.row_bytes, rows.base + row * rows.row_bytes,
+               self.rows.row_bytes)
+        return 0
+
+
+class OtherShapeError(ValueError):
+    """As many actions as there are envs, but of another shape than their space's, or masked."""
+
+    actions = None  # an array
+
+
+# The dtypes in which actions may travel; an index in this tuple is the code in shared memory.
+cdef tuple _FORMATS = tuple([
+    np.dtype(name) for name in ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8",
+                                "f2", "f4", "f8", "longdouble")
+])
+cdef dict _FORMAT_CODES = {dtype: code for code, dtype in enumerate(_FORMATS)}
+cdef Py_ssize_t[13] _ITEMSIZES = [dtype.itemsize for dtype in _FORMATS]
+ACTION_ITEMSIZE = 8  # bytes that a row has for each element, at least
+cdef dict _RANK = {"b": 0, "u": 1, "i": 1, "f": 2}
+
+
+cdef class ActionCodec(Codec):
+    """Actions of Box, Discrete, MultiDiscrete and MultiBinary.
+
+    An env gets its action in the dtype that the caller used, as from ``SyncVectorEnv``: a float64
+    action for a float32 space is not rounded on its way.  So each row has room for wider elements
+    than the space's, and a byte beside it says which dtype it holds.
+    """
+
+    cdef object memory
+    cdef uint8_t[::1] codes
+    cdef char *base
+    cdef Py_ssize_t capacity  # bytes of a row
+    cdef uint32_t fitting     # a bit for each format in which an action fits a row
+    cdef object shape
+    cdef Py_ssize_t ndim
+    cdef Py_ssize_t size
+    cdef object dtype
+    cdef object space
+    cdef bint scalar
+    cdef list arrays          # the rows as an array of each format, made when first used
+    cdef list slots           # of each of these arrays one view a row, for vector actions
+    cdef object last_dtype    # the dtype of the last batch
+    cdef int last_code        # the code of this dtype
+
+    def __init__(self, memory, codes, shape, dtype, space):
+        """Takes a byte array (num_envs, row capacity) and one (num_envs,) for the codes."""
+        self.memory = memory
+        self.codes = codes
+        self.base = <char *>address_of(memory)
+        self.capacity = memory.shape[1]
+        self.shape = shape
+        self.ndim = len(shape)
+        self.scalar = shape == ()
+        self.size = int(np.prod(shape))
+        self.fitting = sum([
+            1 << code for code, dtype in enumerate(_FORMATS)
+            if dtype.itemsize * self.size <= self.capacity
+        ])
+        self.dtype = np.dtype(dtype).newbyteorder("=")  # all formats have this byte order
+        self.space = space
+        self.arrays = [None] * len(_FORMATS)
+        self.slots = [None] * len(_FORMATS)
+        self.last_code = -1
+        codes[:] = _FORMAT_CODES[self.dtype]
+
+    cdef object rows(self, int code):
+        """The slab as an array (num_envs, *shape) of a format."""
+        if self.arrays[code] is None:
+            dtype = _FORMATS[code]
+            row = np.empty(self.shape, dtype)
+            self.arrays[code] = np.ndarray(
+                (len(self.memory), *self.shape), dtype, self.memory,
+                strides=(self.capacity, *row.strides))
+            self.slots[code] = list(self.arrays[code])
+        return self.arrays[code]
+
+    cdef object read(self, Py_ssize_t env):
+        cdef int code = self.codes[env]
+        if code >= 32 or not self.fitting >> code & 1:
+            raise RuntimeError(f"the segment is damaged: action format {code} of env {env}")
+        cdef object array = self.rows(code)
+        # A copy, because the env may keep its action.
+        if self.scalar:
+            return array[env]
+        return copied((<list>self.slots[code])[env], _ITEMSIZES[code])
+
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        raise NotImplementedError("actions are written for many envs at once")
+
+    cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
+        cdef object array = values
+        if type(values) is not _ndarray or not self.is_usual(values, envs.shape[0]):
+            array = self.checked(values, envs.shape[0])
+        cdef int code = self.last_code
+        cdef const char *source = <const char *>data_of(array)
+        cdef Py_ssize_t nbytes = self.size * _ITEMSIZES[code]
+        cdef Py_ssize_t i
+        for i in range(envs.shape[0]):
+            memcpy(self.base + envs[i] * self.capacity, source + i * nbytes, nbytes)
+            self.codes[envs[i]] = code
+        return 0
+
+    cdef bint is_usual(self, object values, Py_ssize_t count):
+        """Whether an array is contiguous, of the last batch's dtype, and of the right shape."""
+        cdef const Py_ssize_t *shape = shape_of(values)
+        cdef Py_ssize_t axis
+        if (not has_dtype(values, self.last_dtype) or not is_contiguous(values)
+                or ndim_of(values) != 1 + self.ndim or shape[0] != count):
+            return False
+        for axis in range(self.ndim):
+            if shape[1 + axis] != <Py_ssize_t>(<tuple>self.shape)[axis]:
+                return False
+        return True
+
+    cdef object checked(self, object values, Py_ssize_t count):
+        """The actions as a contiguous array of a format, or an exception; keeps the format."""
+        try:
+            array = np.asarray(values)
+        except (ValueError, TypeError) as error:
+            raise self.wrong(f"they are no array of numbers ({error})", count) from error
+        except RuntimeError as error:  # a tensor of torch's that requires gradients
+            if type(error) is not RuntimeError:
+                raise
+            raise self.wrong(f"NumPy cannot read them ({error})", count, RuntimeError) from error
+        cdef object kind = array.dtype.kind
+        if kind not in _RANK:
+            raise self.wrong(f"they have dtype {array.dtype}", count, TypeError)
+        if array.ndim == 0:
+            raise self.wrong(f"they are one {type(values).__name__}", count, TypeError)
+        if len(array) != count:
+            raise self.wrong(f"there are {len(array)}", count)
+        if _RANK[kind] > _RANK[self.dtype.kind] and not (
+            # a Box of bools takes 0 and 1
+            self.dtype.kind == "b" and kind in "iu"
+        ):
+            raise self.wrong(f"they have dtype {array.dtype}", count, TypeError)
+        if array.shape != (count, *self.shape):
+            error = self.wrong(f"they have shape {array.shape}", count, OtherShapeError)
+            error.actions = array
+            raise error
+        if isinstance(values, np.ma.MaskedArray):  # a slab has no room for the mask
+            error = self.wrong("they are a masked array", count, OtherShapeError)
+            error.actions = values
+            raise error
+        native = array.dtype.newbyteorder("=")
+        if native not in _FORMAT_CODES or native.itemsize * self.size > self.capacity:
+            native = self.dtype
+        self.last_code = _FORMAT_CODES[native]
+        self.last_dtype = array.dtype if array.dtype == native else None
+        return np.ascontiguousarray(array, native)
+
+    cdef object wrong(self, what, Py_ssize_t count, kind=ValueError):
+        return kind(
+            f"wrong actions: {what}. {count} envs with action space {self.space} need "
+            f"an array of shape {(count, *self.shape)} and dtype {self.dtype}"
+            " (or one that converts to it without loss of kind). Nothing was sent to any env."
+        )
+
+
+TEXT_HEAD = 2  # words of a text's row before its characters: their number and bound
+cdef Py_ssize_t _HEAD = TEXT_HEAD
+
+
+cdef class TextCodec(Codec):
+    """Strings of Text spaces: characters as Python has them, so that any of them travel."""
+
+    cdef _Rows rows
+    cdef Py_ssize_t longest
+
+    def __init__(self, array):
+        """Takes a uint32 array (num_envs, TEXT_HEAD + longest text)."""
+        self.rows = _Rows(array)
+        self.longest = array.shape[1] - _HEAD
+
+    cdef uint32_t *row_of(self, Py_ssize_t env) noexcept:
+        return <uint32_t *>(self.rows.base + env * self.rows.row_bytes)
+
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        cdef uint32_t *row = self.row_of(env)
+        cdef uint32_t[2] head
+        if not isinstance(value, str):
+            raise TypeError(f"a Text space needs a str, got {type(value).__name__}: {value!r}")
+        cdef Py_ssize_t nbytes = measure(value, head)
+        if len(<str>value) > self.longest:
+            raise ValueError(
+                f"a text of {len(<str>value)} characters does not fit a Text space with "
+                f"max_length={self.longest}: {value!r}"
+            )
+        memcpy(row, head, 4 * _HEAD)
+        memcpy(row + _HEAD, PyUnicode_DATA(value), nbytes)
+        return 0
+
+    cdef bint keep(self, Py_ssize_t env, object value) except -1:
+        if type(value) is not str or len(<str>value) > self.longest:
+            return False
+        self.write(env, value)
+        return True
+
+    cdef object read(self, Py_ssize_t env):
+        cdef uint32_t *row = self.row_of(env)
+        cdef Py_ssize_t length = row[0]
+        cdef object text = None
+        if length <= self.longest:
+            text = text_of(row + _HEAD, length, row[1])
+        if text is None:
+            raise RuntimeError(f"the segment is damaged: what is in row {env} is no text")
+        return text
+
+    cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
+        cdef const uint32_t *there = (<TextCodec>source).row_of(row)
+        cdef Py_ssize_t nbytes = there[0] * width_of(there[1])
+        if nbytes > 4 * self.longest:
+            raise RuntimeError(f"the segment is damaged: what is in row {row} is no text")
+        memcpy(self.row_of(target), there, 4 * _HEAD + nbytes)
+        return 0
+
+    cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
+        cdef Py_ssize_t row
+        if count < 0:
+            count = self.rows.num_envs
+        return tuple([self.read(row) for row in range(first, first + count)])
+
+    cdef object gather(self, const Py_ssize_t[::1] envs):
+        cdef Py_ssize_t i
+        return tuple([self.read(envs[i]) for i in range(envs.shape[0])])
+
+    cdef object view(self, object lease, Py_ssize_t first, tuple lead):
+        return tuple([self.read(row) for row in range(first, first + lead[0])])
+
+    cdef int put_many(self, Py_ssize_t first, object values) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(values)):
+            self.write(first + i, values[i])
+        return 0
+
+    cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
+        texts = tuple(values)
+        if len(texts) != len(envs):
+            raise ValueError(
+                f"wrong actions: there are {len(texts)} texts for {len(envs)} envs. "
+                "Nothing was sent to any env."
+            )
+        cdef Py_ssize_t i
+        for i in range(envs.shape[0]):
+            try:
+                self.write(envs[i], texts[i])
+            except (TypeError, ValueError) as error:
+                raise type(error)(
+                    f"wrong action for env {envs[i]}: {error}. Nothing was sent to any env."
+                ) from error
+        return 0
+
+
+cdef class DictCodec(Codec):
+    """Values of a Dict space: a plain dict in the space's order of keys, as from Gymnasium."""
+
+    cdef tuple keys
+    cdef tuple codecs
+
+    def __init__(self, codecs):
+        self.keys = tuple(codecs)
+        self.codecs = tuple(codecs.values())
+
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(self.keys)):
+            (<Codec>self.codecs[i]).write(env, value[self.keys[i]])
+        return 0
+
+    cdef bint keep(self, Py_ssize_t env, object value) except -1:
+        cdef Py_ssize_t i
+        if type(value) is not dict or tuple(value) != self.keys:
+            return False
+        for i in range(len(self.keys)):
+            if not (<Codec>self.codecs[i]).keep(env, value[self.keys[i]]):
+                return False
+        return True
+
+    cdef object read(self, Py_ssize_t env):
+        cdef Py_ssize_t i
+        cdef dict values = {}
+        for i in range(len(self.keys)):
+            values[self.keys[i]] = (<Codec>self.codecs[i]).read(env)
+        return values
+
+    cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
+        cdef Py_ssize_t i
+        cdef dict values = {}
+        for i in range(len(self.keys)):
+            values[self.keys[i]] = (<Codec>self.codecs[i]).batch(copy, first, count)
+        return values
+
+    cdef object gather(self, const Py_ssize_t[::1] envs):
+        cdef Py_ssize_t i
+        cdef dict values = {}
+        for i in range(len(self.keys)):
+            values[self.keys[i]] = (<Codec>self.codecs[i]).gather(envs)
+        return values
+
+    cdef object view(self, object lease, Py_ssize_t first, tuple lead):
+        cdef Py_ssize_t i
+        cdef dict values = {}
+        for i in range(len(self.keys)):
+            values[self.keys[i]] = (<Codec>self.codecs[i]).view(lease, first, lead)
+        return values
+
+    cdef int put_many(self, Py_ssize_t first, object values) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(self.keys)):
+            (<Codec>self.codecs[i]).put_many(first, values[self.keys[i]])
+        return 0
+
+    cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(self.keys)):
+            (<Codec>self.codecs[i]).copy_row((<DictCodec>source).codecs[i], row, target)
+        return 0
+
+    cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
+        cdef Py_ssize_t i
+        for key in self.keys:
+            try:
+                values[key]
+            except (KeyError, TypeError, IndexError) as error:
+                raise type(error)(
+                    f"wrong actions: a Dict action space needs a mapping with the keys "
+                    f"{list(self.keys)}, each holding the values of all envs; {key!r} is "
+                    "missing. Nothing was sent to any env."
+                ) from error
+        for i in range(len(self.keys)):
+            (<Codec>self.codecs[i]).write_rows(envs, values[self.keys[i]])
+        return 0
+
+
+cdef class TupleCodec(Codec):
+    """Values of a Tuple space."""
+
+    cdef tuple codecs
+
+    def __init__(self, codecs):
+        self.codecs = tuple(codecs)
+
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        cdef Py_ssize_t i
+        if len(value) < len(self.codecs):
+            raise IndexError(f"a Tuple space of {len(self.codecs)} parts got {len(value)}")
+        for i in range(len(self.codecs)):
+            (<Codec>self.codecs[i]).write(env, value[i])
+        return 0
+
+    cdef bint keep(self, Py_ssize_t env, object value) except -1:
+        cdef Py_ssize_t i
+        if type(value) is not tuple or len(value) != len(self.codecs):
+            return False
+        for i in range(len(self.codecs)):
+            if not (<Codec>self.codecs[i]).keep(env, value[i]):
+                return False
+        return True
+
+    cdef object read(self, Py_ssize_t env):
+        return tuple([(<Codec>codec).read(env) for codec in self.codecs])
+
+    cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
+        return tuple([(<Codec>codec).batch(copy, first, count) for codec in self.codecs])
+
+    cdef object gather(self, const Py_ssize_t[::1] envs):
+        return tuple([(<Codec>codec).gather(envs) for codec in self.codecs])
+
+    cdef object view(self, object lease, Py_ssize_t first, tuple lead):
+        return tuple([(<Codec>codec).view(lease, first, lead) for codec in self.codecs])
+
+    cdef int put_many(self, Py_ssize_t first, object values) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(self.codecs)):
+            (<Codec>self.codecs[i]).put_many(first, values[i])
+        return 0
+
+    cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(self.codecs)):
+            (<Codec>self.codecs[i]).copy_row((<TupleCodec>source).codecs[i], row, target)
+        return 0
+
+    cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
+        cdef Py_ssize_t i
+        if len(values) != len(self.codecs):
+            raise ValueError(
+                f"wrong actions: a Tuple action space of {len(self.codecs)} parts needs a tuple "
+                f"of that many, each holding the values of all envs; got {len(values)}. "
+                "Nothing was sent to any env."
+            )
+        for i in range(len(self.codecs)):
+            (<Codec>self.codecs[i]).write_rows(envs, values[i])
+        return 0
+
+
+cdef class MessageCodec(Codec):
+    """Values that travel as messages, one an env, and lie in no slab.
+
+    For spaces without a fixed size (Sequence, Graph, OneOf, a class of the user's), and for all if
+    ``shared_memory=False``.  Gymnasium's own functions split and join the batches.
+    """
+
+    def __init__(self, space, num_envs, explain):
+        """`explain` returns the error to raise, given envs, values and the error of joining."""
+        self.space = space
+        self.explain = explain
+        self.num_envs = num_envs  # frames do not matter: there are only the last values received
+        self.batched_spaces = {}  # by number of envs, made when first needed
+        self.values = [_empty(space) for _ in range(num_envs)]
+        self.arrays = create_empty_array(space, num_envs)
+
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        self.values[env % self.num_envs] = value
+        return 0
+
+    cdef bint keep(self, Py_ssize_t env, object value) except -1:
+        return False  # it travels inside the info
+
+    cdef object read(self, Py_ssize_t env):
+        return self.values[env % self.num_envs]
+
+    cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
+        self.arrays = self.joined(range(self.num_envs), self.arrays)
+        return deepcopy(self.arrays) if copy else self.arrays
+
+    cdef object gather(self, const Py_ssize_t[::1] envs):
+        indices = [env % self.num_envs for env in envs]
+        if not indices:
+            return create_empty_array(self.space, 0)
+        return self.joined(indices, create_empty_array(self.space, len(indices)))
+
+    cdef object joined(self, envs, object arrays):
+        """The values of envs, joined into a batch."""
+        cdef list values = [self.values[env] for env in envs]
+        try:
+            return concatenate(self.space, values, arrays)
+        except Exception as error:
+            explained = self.explain(envs, values, error)
+            if explained is error:
+                raise
+            raise explained from error
+
+    cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
+        return 0
+
+    cdef list split(self, object batch, Py_ssize_t count):
+        """Splits a batch of actions into a list of ``count``."""
+        if count not in self.batched_spaces:
+            self.batched_spaces[count] = batch_space(self.space, count)
+        try:
+            actions = list(iterate(self.batched_spaces[count], batch))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise type(error)(f"wrong actions: {error}. Nothing was sent to any env.") from error
+        if len(actions) != count:
+            raise ValueError(
+                f"wrong actions: there are {len(actions)} for {count} envs. "
+                "Nothing was sent to any env."
+            )
+        return actions
+
+
+cdef object _empty(object space):
+    """The observation of an env that was never reset: zeros where the space has them, else None."""
+    if isinstance(space, Dict):
+        return {key: _empty(part) for key, part in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple([_empty(part) for part in space.spaces])
+    values = create_empty_array(space, 1)
+    return None if values is None else values[0]
+
+
+# ==== frames ======================================================================================
+#
+# Frames of results: where results lie, when they are overwritten, and how they are lent.
+#
+# The result of an env is a *row*: observation, reward and two flags. A *frame* has a row for each
+# env: row = frame * num_envs + env. Each request names the frame for its results, and the env's
+# worker writes there. Only `Frames` chooses it:
+#
+#     memory               what the user gets                     overwritten
+#     one frame            copies; with copy=False observations   by the next step
+#                          as they lie there, without a lease
+#     a frame more, where  (so that an env whose results are      by the step after the next
+#     faults are handled   lost can show its last ones)
+#     num_buffers frames,  views of a batch of neighbours,        after their lease
+#     with copy=False      leased; copies of other batches
+#     blocks, for large    the observations of a batch step,      after their lease
+#     observations         leased; the other arrays are copies
+#     rollouts             views of all their frames, leased      after their lease
+#
+# The parent itself writes results only of envs that are not in flight: `truncate`, `mark_truncated`
+# and `come_home` do.
+#
+# A `Lender` lends rows: it marks them, and no request names a marked row. A `Lease` clears the
+# marks: when its last array is gone, when its owner releases it, or `hold_batches` batches later.
+#
+# A *block* has room for the observations of all envs. With copy=True the workers write observations
+# to the frame and to a block, and the block becomes the user's own array. So the parent need not
+# copy them, for which all workers would have to wait. Where all blocks are leased, or after a fault
+# or an interrupted call, the observations are copied from the frame. Arrays that a user holds when
+# the process forks are copied for the fork: csrc/pages.h.
+#
+# The numbers in requests: first the frames at home, in the segment; then the same frames with each
+# of the blocks; then the frames of rollouts, in memory of their own.
+
+@cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
+cdef class Lender:
+    """Rows in shared memory, and which of them are lent."""
+
+    def __cinit__(self, memory, *args, **kwargs):
+        PyObject_GetBuffer(memory, &self.export, PyBUF_WRITABLE)
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.export)
+
+    def __init__(self, memory, num_rows):
+        self.marks = np.zeros(num_rows, np.uint8)
+
+    cpdef bint leased(self, Py_ssize_t first, Py_ssize_t count):
+        cdef Py_ssize_t row
+        for row in range(first, first + count):
+            if c.sv_is_marked(&self.marks[0], row):
+                return True
+        return False
+
+    cpdef Lease lease(self, Py_ssize_t first, Py_ssize_t count):
+        return Lease(self, first, count)
+
+
+@cython.no_gc  # it is in no cycle, and its lender must exist when it is freed
+cdef class Lease:
+    """Marks rows as lent while it lives; the arrays that show them have it as their base."""
+
+    def __cinit__(self, Lender lender not None, Py_ssize_t first, Py_ssize_t count):
+        self.lender = lender
+        self.first = first
+        self.count = count
+        c.sv_marks_set(&lender.marks[0], first, count)
+
+    def __dealloc__(self):
+        self.end()
+
+    def release(self):
+        with cython.critical_section(self):  # only once: later these marks may be another lease's
+            self.end()
+
+    cdef void end(self) noexcept:
+        if not self.ended:
+            self.ended = True
+            c.sv_marks_clear(&self.lender.marks[0], self.first, self.count)
+
+    @property
+    def released(self):
+        return self.ended
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        cdef Py_buffer *export = &self.lender.export
+        PyBuffer_FillInfo(view, self, export.buf, export.len, False, flags)
+
+
+def release(array):
+    if not isinstance(array, np.ndarray):
+        raise TypeError(
+            f"release() takes an array of a batch, such as its rewards, got {type(array).__name__}"
+        )
+    owner = array
+    while isinstance(owner, (np.ndarray, memoryview)):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    # Other arrays are the user's own, without a lease, or with one that he need not release.
+    if isinstance(owner, Lease) and not isinstance((<Lease>owner).lender, Blocks):
+        owner.release()
+
+
+cdef class Results(Lender):
+    """Frames of results."""
+
+    def __init__(self, memory, Codec observations, rewards, terminations, truncations,
+                 Py_ssize_t num_envs):
+        super().__init__(memory, len(rewards))
+        self.observations = observations
+        self.rewards = rewards
+        self.terminations = terminations
+        self.truncations = truncations
+        self.reward_of = rewards
+        self.terminated_of = terminations.view("u1")
+        self.truncated_of = truncations.view("u1")
+        self.copies = tuple([Pool(array) for array in (rewards, terminations, truncations)])
+        self.num_envs = num_envs
+        self.num_frames = len(rewards) // num_envs
+
+    cdef tuple gather(self, object rows):
+        """Copies of rows, an array of their numbers."""
+        cdef const Py_ssize_t[::1] row_of = rows
+        return (self.observations.gather(row_of), *self.rewards_and_flags(row_of))
+
+    cdef tuple rewards_and_flags(self, const Py_ssize_t[::1] row_of):
+        """Copies of the rewards, terminations and truncations of rows."""
+        cdef Py_ssize_t count = row_of.shape[0]
+        cdef Py_ssize_t i
+        if self.gathered is None or shape_of((<Pool>self.gathered[0]).like)[0] != count:
+            self.gathered = tuple([
+                Pool(np.empty(count, array.dtype))
+                for array in (self.rewards, self.terminations, self.truncations)
+            ])
+        cdef object rewards = (<Pool>self.gathered[0]).new()
+        cdef object terminations = (<Pool>self.gathered[1]).new()
+        cdef object truncations = (<Pool>self.gathered[2]).new()
+        for i in range(count):
+            (<double *>data_of(rewards))[i] = self.reward_of[row_of[i]]
+            (<uint8_t *>data_of(terminations))[i] = self.terminated_of[row_of[i]]
+            (<uint8_t *>data_of(truncations))[i] = self.truncated_of[row_of[i]]
+        return rewards, terminations, truncations
+
+    cpdef tuple view(self, Lease lease, tuple lead):
+        return (
+            self.observations.view(lease, lease.first, lead),
+            array_over(lease, <char *>&self.reward_of[lease.first], lead, self.rewards.dtype),
+            array_over(lease, <char *>&self.terminated_of[lease.first], lead,
+                       self.terminations.dtype),
+            array_over(lease, <char *>&self.truncated_of[lease.first], lead,
+                       self.truncations.dtype),
+        )
+
+    def copy_rows(self, Results source, const Py_ssize_t[::1] rows, Py_ssize_t first):
+        cdef Py_ssize_t count = len(rows)
+        observations, rewards, terminations, truncations = source.gather(np.asarray(rows))
+        self.observations.put_many(first, observations)
+        self.rewards[first:first + count] = rewards
+        self.terminations[first:first + count] = terminations
+        self.truncations[first:first + count] = truncations
+
+    cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1:
+        """Copies one row of other frames, or of these frames, to a row of these."""
+        self.observations.copy_row(source.observations, row, target)
+        self.reward_of[target] = source.reward_of[row]
+        self.terminated_of[target] = source.terminated_of[row]
+        self.truncated_of[target] = source.truncated_of[row]
+        return 0
+
+
+cdef class Blocks(Lender):
+    """Blocks for the observations of all envs; each of them becomes an array of the user's."""
+
+    def __init__(self, memory, Codec observations, Py_ssize_t num_envs, Py_ssize_t num_blocks):
+        super().__init__(memory, num_blocks * num_envs)
+        self.observations = observations
+        self.num_envs = num_envs
+        self.num_blocks = num_blocks
+        if not c.sv_area_add(&self.area, self.export.buf, self.export.len, &self.marks[0],
+                           num_blocks * num_envs):
+            raise MemoryError
+        self.added = True
+
+    def __dealloc__(self):
+        if self.added:
+            c.sv_area_remove(&self.area)
+
+    cdef Py_ssize_t unleased(self):
+        """A block that is not lent; -1: there is none."""
+        cdef Py_ssize_t block
+        if not c.sv_area_is_common(&self.area):
+            for block in range(self.num_blocks):
+                if not self.leased(block * self.num_envs, self.num_envs):
+                    return block
+        return -1
+
+    cdef object lend(self, Py_ssize_t block):
+        """The observations in a block, leased."""
+        cdef Lease lease = self.lease(block * self.num_envs, self.num_envs)
+        return self.observations.view(lease, lease.first, (self.num_envs,))
