@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pickle import PickleError, loads
 from textwrap import indent
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from gymnasium import logger
@@ -32,6 +32,7 @@ __all__ = [
     "Fault",
     "FaultPolicy",
     "RemoteTraceback",
+    "Report",
     "TooManyFaultsError",
     "WorkerCrashError",
     "add_note",
@@ -236,6 +237,29 @@ class Fault:
             "stderr": self.stderr,
             "stack": self.stack,
         }
+
+
+class Report(NamedTuple):
+    """Report of a fault in an env's next answer.
+
+    Attributes:
+        fault: The fault.
+        cut_off: Whether the answer is a truncation in place of what was lost.
+        last: With an autoreset in the same step: the observation the episode ended with, in a
+            list; else None.
+    """
+
+    fault: Fault
+    cut_off: bool
+    last: list[Any] | None
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The entries for infos."""
+        fault = self.fault.info
+        if self.last is None:
+            return {"fault": fault}
+        return {"fault": fault, "final_obs": self.last[0], "final_info": {"fault": fault}}
 
 
 def restart_seed(seed: int | None, restarts: int) -> int | None:

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 _NAMES = {
-    "caller": "Alarms Batch BatchSteps DONE Frames Guard Ledger Links Loan Report TIME_UP "
+    "caller": "Alarms Batch BatchSteps DONE Frames Guard Ledger Links Loan TIME_UP "
     "exclusive whole",
     "memory": "ACTION_ITEMSIZE ActionCodec ArrayCodec Blocks COUNTERS Codec DictCodec Insight "
     "Lease Lender MappedMemory MessageCodec OtherShapeError Results Segment TEXT_HEAD TextCodec "

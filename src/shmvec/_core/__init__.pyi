@@ -8,7 +8,7 @@ from gymnasium.vector import VectorEnv
 from typing_extensions import Buffer
 
 from shmvec._autoreset import Autoreset
-from shmvec.faults import Failure, Fault
+from shmvec.faults import Failure, Fault, Report
 
 # The segment
 
@@ -850,22 +850,6 @@ class Ledger:
             The envs; their results: four arrays and infos; and the reports of faults, failures,
             results of a command, and envs whose command was lost.
         """
-
-class Report:
-    """Report of a fault in an env's next answer.
-
-    Attributes:
-        fault: The fault.
-        cut_off: Whether the answer is a truncation in place of what was lost.
-        last: With an autoreset in the same step: the observation the episode ended with, in a
-            list; else None.
-        info: The entries for infos.
-    """
-
-    fault: Fault
-    cut_off: bool
-    last: list[Any] | None
-    info: dict[str, Any]
 
 class Batch(VectorEnv[Any, Any, Any]):
     """Stand-in for a vector env of so many envs, so that Gymnasium gathers their infos."""

@@ -71,7 +71,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.vector import VectorEnv
 
 from shmvec._core.memory import ActionCodec, Insight, OtherShapeError
-from shmvec.faults import EnvTimeoutError, WorkerCrashError, cut_traceback
+from shmvec.faults import EnvTimeoutError, Report, WorkerCrashError, cut_traceback
 
 
 # ==== guard =======================================================================================
@@ -1258,30 +1258,8 @@ cdef object _ndarray = np.ndarray
 cdef object _plain_add_info = VectorEnv._add_info
 
 
-# ---- reports of faults -------------------------------------------------------------------------
-
-
-cdef class Report:
-    """Report of a fault in an env's next answer."""
-
-    cdef readonly object fault
-    cdef readonly bint cut_off    # whether the answer is a truncation in place of lost results
-    cdef readonly list last       # [the last observation] if a reset has overwritten it; else None
-
-    @property
-    def info(self):
-        fault = self.fault.info
-        if self.last is None:
-            return {"fault": fault}
-        return {"fault": fault, "final_obs": self.last[0], "final_info": {"fault": fault}}
-
-
-cdef Report report_of(fault, bint cut_off, list last):
-    cdef Report report = Report()
-    report.fault = fault
-    report.cut_off = cut_off
-    report.last = last
-    return report
+cdef object report_of(fault, bint cut_off, list last):
+    return tuple.__new__(Report, (fault, cut_off, last))  # in C: the commits run no Python code
 
 
 class Batch(VectorEnv):
@@ -2623,7 +2601,7 @@ cdef class Ledger:
         self.settle_failure(failure)
 
     cdef int answer_lost(self, Py_ssize_t env, fault, dict lasts) except -1:
-        cdef Report report = self.reports.get(env)
+        report = self.reports.get(env)
         if self.operations[env] == COMMAND:
             self.leave(env, IDLE)
             self.unanswered.append(env)
@@ -2684,7 +2662,6 @@ cdef class Ledger:
 
     cdef int postpone_reports(self, list envs) except -1:
         """Has the next answers of these envs report the faults of the discarded answers."""
-        cdef Report report
         for env in envs:
             report = self.reports.pop(env, None)
             if report is not None and env not in self.after:
@@ -2725,7 +2702,6 @@ cdef class Ledger:
         """(Four arrays of these envs, or of all, and infos), and the lease of views."""
         cdef Frames frames = self.frames
         cdef Py_ssize_t i
-        cdef Report report
         if self.reports:
             for i in range(envs.shape[0]):
                 report = self.reports.get(envs[i])
