@@ -52,7 +52,7 @@ def test_sdist_and_wheel(checkout, tmp_path):
         archive.extractall(tmp_path, **safe)
     package = checkout / "src" / "shmvec"
     generated = [*package.glob("_*/*.c"), *package.glob("_core/counters.pxd")]
-    endings = ("c", "h", "py", "pyi", "pyx", "pxd")
+    endings = ("c", "h", "py", "pyx", "pxd")
     sources = {
         path
         for end in endings
@@ -74,12 +74,12 @@ def test_sdist_and_wheel(checkout, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
-    assert {"shmvec/py.typed", "shmvec/_core/__init__.pyi", "shmvec/__init__.py"} <= names
+    assert {"shmvec/py.typed", "shmvec/__init__.py"} <= names
     modules = [path.stem for path in (ROOT / "src/shmvec").glob("_*/*.pyx")]
     built = [Path(name).name.split(".")[0] for name in names if name.endswith(".so")]
     assert sorted(built) == sorted(modules)
     endings = {"".join(Path(name).suffixes[-1:]) for name in names if name.startswith("shmvec/")}
-    assert endings == {".py", ".pyi", ".so", ".typed"}, "sources are in the sdist"
+    assert endings == {".py", ".so", ".typed"}, "sources are in the sdist"
     assert not [name for name in names if not name.startswith(("shmvec/", "shmvec-"))]
     program = (
         "import shmvec; assert 'site' in shmvec.__file__\n"

@@ -434,7 +434,8 @@ class Exchange(OwnsProcesses, BatchSteps):
         if results is not None:  # the fast path
             return self._everyone, results, ()
         self._wait()
-        return ledger.take(ledger.ready(), gather, everyone, arrays, None)
+        taken: Taken = ledger.take(ledger.ready(), gather, everyone, arrays, None)
+        return taken
 
     def _results(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
         """Takes all envs in flight; returns results of all envs, and raises what envs raise."""
@@ -511,7 +512,8 @@ class Exchange(OwnsProcesses, BatchSteps):
             raise
         except multiprocessing.TimeoutError:
             pass
-        return ledger.num_ready + len(ledger.raised)
+        ready: int = ledger.num_ready
+        return ready + len(ledger.raised)
 
     @exclusive
     def first_ready(self, groups: Sequence[Envs]) -> int:
@@ -819,7 +821,9 @@ class Exchange(OwnsProcesses, BatchSteps):
                 f"The call to `{operation}_wait` has timed out after {timeout} second(s)."
             )
 
-    def lend(self, name: str, *, in_flight: bool = False, keeps: bool = False) -> Loan[Exchange]:
+    def lend(
+        self, name: str, *, in_flight: bool = False, keeps: bool = False
+    ) -> contextlib.AbstractContextManager[Exchange]:
         """Lends the exchange to code that asks envs in its own order, in a ``with`` block.
 
         Until the block ends, calls that ask and take at once are refused, unless they name the loan
@@ -842,7 +846,9 @@ class Exchange(OwnsProcesses, BatchSteps):
                 self._settled()
             return self
 
-        return Loan(self.guard, begin, SimpleNamespace(value=name), keeps)
+        pending = SimpleNamespace(value=name)
+        loan: contextlib.AbstractContextManager[Exchange] = Loan(self.guard, begin, pending, keeps)
+        return loan
 
     # ---- questions ---------------------------------------------------------------------------
 
@@ -855,11 +861,13 @@ class Exchange(OwnsProcesses, BatchSteps):
     def in_flight(self, env: int) -> bool:
         """Whether an env is in flight: asked, and its answer not taken."""
         ledger = self._ledger
-        return ledger is not None and ledger.in_flight(env)
+        asked: bool = ledger is not None and ledger.in_flight(env)
+        return asked
 
     def over(self, env: int) -> bool:
         """Whether an env's episode is over: its last step ended it, or its worker was restarted."""
-        return self._open()[0].is_over(env)
+        over: bool = self._open()[0].is_over(env)
+        return over
 
     def restarts(self, env: int) -> int:
         """Number of restarts of an env's worker."""

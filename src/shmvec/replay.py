@@ -287,7 +287,8 @@ class Replay:
         """
         self._log.finish()
         exchange = self._exchange
-        if exchange.log is self._log:
+        recorded = exchange.log is self._log
+        if recorded:
             exchange.catch_up()
             self._log.ended = True
             with contextlib.suppress(Exception), exchange.lend("replay"):
@@ -381,7 +382,8 @@ class Replay:
     def holds(self, indices: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Whether each of these transitions is there, for ``at``; false for negative indices."""
         self._exchange.catch_up()
-        return self._log.holds(_indices(indices))
+        there: npt.NDArray[np.bool_] = self._log.holds(_indices(indices))
+        return there
 
     def latest(self) -> npt.NDArray[np.int64]:
         """The indices of the transitions that the envs have made last, one for each env.
@@ -391,7 +393,8 @@ class Replay:
             none. An env that is in flight has made what was taken before.
         """
         self._exchange.catch_up()
-        return self._log.latest()
+        latest: npt.NDArray[np.int64] = self._log.latest()
+        return latest
 
     def update_priorities(self, indices: npt.ArrayLike, priorities: npt.ArrayLike) -> None:
         """Sets the priorities of transitions, for example the absolute errors of their values.

@@ -296,9 +296,10 @@ def _seen(file: _File, holders: list[tuple[int, int]]) -> Seen | None:
 
 def _is_in_use(insight: Insight) -> bool:
     try:
-        return insight.in_use
+        in_use: bool = insight.in_use
     except ValueError as error:
         raise UnfitError(str(error)) from None
+    return in_use
 
 
 def _segments_of(pid: int) -> dict[_File, int]:

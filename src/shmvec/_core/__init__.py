@@ -1,19 +1,21 @@
 """The compiled core: thin, typed Cython over csrc, and the two hot loops.
 
-What Python code uses of it is imported from here, and typed in ``__init__.pyi``. A compiled module
-is loaded when one of its names is asked for: a worker needs less than the parent.
+What Python code uses of it is imported from here. A compiled module is loaded when one of its names
+is asked for: a worker needs less than the parent. To mypy they are of any type, but for those on
+which types of users' names depend.
 """
 
 from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 _NAMES = {
     "caller": "Alarms Batch BatchSteps DONE Frames Guard Ledger Links Loan TIME_UP "
     "exclusive whole",
     "memory": "ACTION_ITEMSIZE ActionCodec ArrayCodec Blocks COUNTERS Codec DictCodec Insight "
-    "Lease Lender MappedMemory MessageCodec OtherShapeError Results Segment TEXT_HEAD TextCodec "
+    "Lease MappedMemory MessageCodec OtherShapeError Results Segment TEXT_HEAD TextCodec "
     "TupleCodec release reserve_pages segment_bytes",
-    "messages": "Channel ChannelMessage copied pickle_value",
+    "messages": "Channel copied pickle_value",
     "process": "Descriptor Recorder TRACE_KINDS TraceSwitch buffer_c_lines clock_cost core_rates "
     "core_round_trip flush_c guard_handler is_unhandled mark_process opened_pipe read_trace "
     "reap_marked signal_marked start_watchdog stop_watchdog trace_bytes yield_cost",
@@ -30,8 +32,24 @@ if find_spec("shmvec._core.memory") is None:  # pragma: no cover - depends on th
         "must be reinstalled."
     )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def __getattr__(name):
+    Method = TypeVar("Method", bound=Callable[..., Any])
+    exclusive: Callable[[Method], Method]
+    whole: Callable[[Method], Method]
+    release: Callable[[Any], None]
+
+    class BatchSteps:
+        """Base of the Exchange, with its ``step``."""
+
+        guard: Any
+        ask: Callable[..., None]
+        step: Callable[..., tuple[Any, ...]]
+        take_batch: Callable[..., tuple[Any, Any, list[Any]]]
+
+
+def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -177,7 +177,8 @@ class Rollout:
     @property
     def released(self) -> bool:
         """Whether :meth:`release` was called."""
-        return self._lease.released
+        released: bool = self._lease.released
+        return released
 
 
 class Rollouts:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import gymnasium as gym
 
@@ -33,8 +33,10 @@ from shmvec._processes.overlap import (
 )
 from shmvec.faults import EnvTimeoutError, Failure, add_note
 
-if TYPE_CHECKING:
-    from shmvec._core import ResetArguments
+if TYPE_CHECKING:  # seeds, options and mask (which envs to reset), one item an env
+    ResetArguments: TypeAlias = tuple[
+        Sequence[int | None] | None, Sequence[Any] | None, Sequence[bool] | None
+    ]
 
 __all__ = ["Call", "EnvFn", "EnvHost", "HostedEnv", "Mailbox"]
 

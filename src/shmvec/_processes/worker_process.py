@@ -106,7 +106,8 @@ class Handle:
     @property
     def sentinel(self) -> int:
         """Its pidfd, which is readable once it has ended; -1 once released."""
-        return self._descriptor.number
+        number: int = self._descriptor.number
+        return number
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         """The exit code, if the process has ended."""
