@@ -128,10 +128,8 @@ MISTAKES = r"""
 
 = endless-timeout src/shmvec/_core/caller.pyx 759c820
   a timeout of infinity is none :: test_time_limits.py test_partial.py test_async_calls.py
--        if timeout is not None and timeout < FOR_EVER_S:
--            deadline = begun
-+        if timeout is not None:
-+            deadline = begun
+-        if deadline is not None and deadline < FOR_EVER_S:
++        if deadline is not None:
 
 = last-results-overwritten src/shmvec/_core/caller.pyx -
   a lost env's last observation is kept :: test_fault_policy.py

@@ -404,7 +404,7 @@ inline rebuild(w)
 #endif
 }
 
-/* supervisor.py: look */
+/* supervisor.py: dead */
 inline look(w)
 {
 #if defined(EOF_AS_DEATH)

@@ -112,7 +112,7 @@ inline record()
 }
 #endif
 
-/* supervisor.py: look.  In the code it raises. */
+/* supervisor.py: dead.  In the code it is an event. */
 inline look()
 {
 #if defined(DEATH) && !defined(NO_LOOK)

@@ -38,6 +38,9 @@ from shmvec._arguments import (
 )
 from shmvec._autoreset import Autoreset, AutoresetMode
 from shmvec._core import (
+    DONE,
+    DOWN,
+    TIME_UP,
     Batch,
     BatchSteps,
     Frames,
@@ -59,7 +62,6 @@ from shmvec._processes.inline import Workers
 from shmvec._processes.recovery import Recovery
 from shmvec._trace import Tracing
 from shmvec.faults import (
-    EnvTimeoutError,
     Failure,
     FaultPolicy,
     Report,
@@ -283,9 +285,8 @@ class Exchange(OwnsProcesses, BatchSteps):
         ledger, workers = self._ledger, self._workers
         if ledger is None or workers is None:
             ledger, workers = self._open()
-        if self._recovery.down:  # a restart was interrupted: a request sent now would be lost
-            with self._closing():
-                self._recovery.mend()
+        if ledger.links.down:  # a restart was interrupted: a request sent now would be lost
+            self._handle(DOWN)
         return ledger, workers
 
     def _settled(self) -> tuple[Ledger, Workers]:
@@ -426,11 +427,7 @@ class Exchange(OwnsProcesses, BatchSteps):
         self, ledger: Ledger, gather: Any, everyone: bool = True, arrays: bool = True
     ) -> Taken:
         """Takes all envs that are in flight."""
-        try:
-            results = ledger.take_all(gather, arrays)
-        except (WorkerCrashError, EnvTimeoutError) as error:
-            self._recover(error)
-            results = None
+        results = ledger.take_all(gather, arrays)
         if results is not None:  # the fast path
             return self._everyone, results, ()
         self._wait()
@@ -454,11 +451,10 @@ class Exchange(OwnsProcesses, BatchSteps):
     ) -> tuple[Envs, Collection[int] | None]:
         """Waits for envs; returns the ready ones, and those whose failures are taken with them."""
         if count is None:
-            if envs is None:
-                self._wait(timeout=timeout)
+            these = None if envs is None else self._chosen(envs)
+            self._wait_within(these, timeout)
+            if these is None:
                 return ledger.ready(), None
-            these = self._chosen(envs)
-            self._wait(0, these, timeout)
             return ledger.ready_among(these), set(these.tolist())
         wanted = count if least is None else least
         if ledger.num_in_flight < wanted and not ledger.raised:
@@ -468,27 +464,15 @@ class Exchange(OwnsProcesses, BatchSteps):
                 "`ask_reset`).",
                 "recv",
             )
-        self._look_if_due(ledger)
-        try:
-            self._wait(wanted, timeout=timeout)
-        except EnvTimeoutError:
-            raise
-        except multiprocessing.TimeoutError:
-            if least is None or ledger.num_ready == 0:
-                raise multiprocessing.TimeoutError(
-                    f"The call to `recv` has timed out after {timeout} second(s): "
-                    f"{ledger.num_ready} of {wanted} envs are ready."
-                ) from None
+        done = self._wait(wanted, deadline=_deadline(timeout))
+        if not done and (least is None or ledger.num_ready == 0):
+            raise multiprocessing.TimeoutError(
+                f"The call to `recv` has timed out after {timeout} second(s): "
+                f"{ledger.num_ready} of {wanted} envs are ready."
+            )
         if ledger.raised:
             return self._everyone[:0], None
         return ledger.oldest(count), ()
-
-    def _look_if_due(self, ledger: Ledger) -> None:
-        """Looks for faults, as a wait does only if it has to wait: a caller may never do so."""
-        try:
-            ledger.links.look_if_due()
-        except (WorkerCrashError, EnvTimeoutError) as error:
-            self._recover(error)
 
     @exclusive
     def wait_for(self, count: int, timeout: float) -> int:
@@ -505,13 +489,7 @@ class Exchange(OwnsProcesses, BatchSteps):
             Exception: As :meth:`take`, but for a time that is up.
         """
         ledger, _ = self._settled()
-        self._look_if_due(ledger)
-        try:
-            self._wait(min(count, ledger.num_in_flight), timeout=timeout)
-        except EnvTimeoutError:
-            raise
-        except multiprocessing.TimeoutError:
-            pass
+        self._wait(min(count, ledger.num_in_flight), deadline=_deadline(timeout))
         ready: int = ledger.num_ready
         return ready + len(ledger.raised)
 
@@ -528,7 +506,7 @@ class Exchange(OwnsProcesses, BatchSteps):
             if 0 in missing:
                 return missing.index(0)
             if ledger.raised:  # then a wait for a number of envs would end at once
-                self._wait(0, groups[missing.index(min(missing))])
+                self._wait(envs=groups[missing.index(min(missing))])
             else:
                 self._wait(ledger.num_ready + min(missing))
 
@@ -561,10 +539,10 @@ class Exchange(OwnsProcesses, BatchSteps):
             return True
         if ledger.num_in_flight:
             self.guard.abandon()
-        return self._discard(ledger, timeout)
+        return self._discard(ledger, _deadline(timeout))
 
-    def _discard(self, ledger: Ledger, timeout: float | None = None) -> bool:
-        if not self._have_answered(timeout):
+    def _discard(self, ledger: Ledger, deadline: float | None = None) -> bool:
+        if not self._wait(deadline=deadline):
             return False
         ledger.discard()
         self.guard.settled()
@@ -678,7 +656,7 @@ class Exchange(OwnsProcesses, BatchSteps):
         """Waits for a command: one result for each of its envs, in the given order."""
         ledger, workers = self._open()
         order = self._chosen(envs)
-        self._wait(0, order, timeout)
+        self._wait_within(order, timeout)
         ready, among = ledger.ready_among(order), set(order.tolist())
         taken = ledger.take(ready, None, False, False, among)
         _, failures, results, unanswered = taken[2]
@@ -742,7 +720,7 @@ class Exchange(OwnsProcesses, BatchSteps):
         self._check_pending(f"{pending.value}_async", alone=True)
         ledger, _ = self._ready()
         held = None
-        if self.guard.abandoned and not self._have_answered(0.0):
+        if self.guard.abandoned and not self._wait(deadline=time.monotonic()):
             if pending.value == "step":  # the caller may change its actions before `finish`
                 arguments = copying.deepcopy(arguments)
             held = partial(self._ask_for, pending.value, *arguments)
@@ -809,13 +787,12 @@ class Exchange(OwnsProcesses, BatchSteps):
         timeout: float | None,
     ) -> None:
         """Waits for all envs; asks them first, if an abandoned call kept ``begin`` from it."""
-        begin = time.monotonic()
-        done = self._have_answered(timeout)
+        deadline = _deadline(timeout)
+        done = self._wait(deadline=deadline)
         if done and held is not None:
             self._discard(ledger)
             held()
-            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
-            done = self._have_answered(left)
+            done = self._wait(deadline=deadline)
         if not done:
             raise multiprocessing.TimeoutError(
                 f"The call to `{operation}_wait` has timed out after {timeout} second(s)."
@@ -1007,30 +984,24 @@ class Exchange(OwnsProcesses, BatchSteps):
     # ---- waiting -----------------------------------------------------------------------------
 
     def _wait(
-        self, wanted: int = -1, envs: Envs | None = None, timeout: float | None = None
-    ) -> None:
-        """Waits as :meth:`Recovery.wait` does; closes the exchange if that raises a crash."""
-        try:
-            self._recovery.wait(wanted, envs, timeout)
-        except WorkerCrashError as error:
-            self._crash = error.summary
-            self._abandon()
-            raise
+        self, wanted: int = -1, envs: Envs | None = None, deadline: float | None = None
+    ) -> bool:
+        """Waits as ``Ledger.wait`` does, and handles faults; False: the time is up."""
+        ledger, _ = self._open()
+        while True:
+            event: int = ledger.wait(wanted, envs, deadline)
+            if event in (DONE, TIME_UP):
+                return event == DONE
+            self._handle(event)
 
-    def _have_answered(self, timeout: float | None) -> bool:
-        """Waits until all envs in flight have answered; False: the time is up first."""
-        try:
-            self._wait(timeout=timeout)
-        except EnvTimeoutError:
-            raise
-        except multiprocessing.TimeoutError:
-            return False
-        return True
-
-    def _recover(self, error: WorkerCrashError | EnvTimeoutError) -> None:
-        """Handles a fault as the policy says; closes the exchange if that fails."""
+    def _handle(self, event: int) -> None:
         with self._closing():
-            self._recovery.recover(error)
+            self._recovery.handle(event)
+
+    def _wait_within(self, envs: Envs | None, timeout: float | None) -> None:
+        """Waits until envs have answered, or all; raises TimeoutError if the time is up."""
+        if not self._wait(envs=envs, deadline=_deadline(timeout)):
+            raise multiprocessing.TimeoutError(f"timed out after {timeout} second(s)")
 
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:
@@ -1212,6 +1183,11 @@ def _disown_all() -> None:
 
 
 os.register_at_fork(after_in_child=_disown_all)
+
+
+def _deadline(timeout: float | None) -> float | None:
+    """The time by the monotonic clock when a timeout ends that begins now."""
+    return None if timeout is None else time.monotonic() + timeout
 
 
 def _caller() -> str:

@@ -106,7 +106,6 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
         self.env = env
         self.operation = operation
         self.limit = limit
-        self.began = 0  # by the monotonic clock, in ns
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the error with all its attributes."""

@@ -60,7 +60,7 @@ from shmvec._core.replay cimport ReplayLog
 
 import gc
 import os
-from collections import deque
+from collections import deque, namedtuple
 from functools import wraps
 from itertools import count
 from pickle import PicklingError
@@ -71,7 +71,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.vector import VectorEnv
 
 from shmvec._core.memory import ActionCodec, Insight, OtherShapeError
-from shmvec.faults import EnvTimeoutError, Report, WorkerCrashError, cut_traceback
+from shmvec.faults import Report, cut_traceback
 
 
 # ==== guard =======================================================================================
@@ -272,13 +272,29 @@ cdef class Loan:
 # The parent's ends of all rings: it sends requests, receives answers, and waits in between.
 #
 # ``Links`` implements the protocol of csrc/ring.h and bell.h. It knows nothing of processes, nor of
-# the requests of single envs, which the ledger keeps. The owner of the processes passes ``look``,
-# which is called at least every 50 ms of waiting and raises when a worker has ended, ``alarms``,
-# which wake workers that doze, and ``budgets``, which is called every second and says how to wait.
-# ``Links`` reads and writes the control channels while it waits, so that no side ever waits for the
-# other to read.
+# the requests of single envs, which the ledger keeps. The owner of the processes, ``workers``, says
+# at least every 50 ms of waiting which of them are dead; ``budgets`` is called every second and says
+# how to wait. ``Links`` reads and writes the control channels while it waits, so that no side ever
+# waits for the other to read.
+#
+# A wait ends with an event: it is done, its time is up, or something is to be handled first. Faults
+# are read off processes and counters each time that a wait looks around. So nothing is lost with an
+# event whose handling is interrupted: the next wait ends with it, too.
 
 numbers = count(1)  # the numbers of this process's vector envs
+
+cpdef enum:
+    NO_EVENT
+    DONE
+    TIME_UP
+    MESSAGE   # a message has come that an answer waits for
+    RAISED    # an env has raised, and the policy has not decided about it
+    DEAD      # of workers: `Links.dead`
+    OVERDUE   # a call: `Links.overdue`
+    DOWN      # a worker is being replaced
+
+# A call that takes longer than it may; `began` is in ns, by the monotonic clock.
+Overdue = namedtuple("Overdue", "env operation limit began")
 
 cdef double FOR_EVER_S = 1e9
 cdef int64_t SLICE_NS = 50_000_000
@@ -367,9 +383,12 @@ cdef class Links:
     cdef bint _closed             # the vector env was closed, maybe by another thread
     cdef bint lingering           # more workers than cores: the last of a batch step stay awake
     cdef bint talking             # messages have come on the channels lately, or will come
+    cdef readonly object workers  # their processes
     cdef list channels
     cdef readonly object owner    # id of the process that owns the workers
-    cdef object look
+    cdef readonly list dead       # the workers that the last look has found dead
+    cdef readonly object overdue  # the last call that took longer than it may
+    cdef readonly dict down       # the workers that are being replaced, and the Fault of each
     cdef Alarms alarms            # wake workers that doze
     cdef object budgets
     cdef object inline            # serves the last worker's requests, in this process; or None
@@ -380,15 +399,16 @@ cdef class Links:
     cdef int64_t reset_limit      # ns that a reset of one env may take; -1: no limit
     cdef int64_t slice_ns         # ns between two calls of look_around
     cdef int64_t counted_from     # limits count from here, at the earliest
-    cdef object hung
+    cdef int64_t reminded_at
     cdef int64_t hang_ns          # ns after which a call is reported as hanging; -1: never
     cdef int64_t[::1] hang_reported  # by env: the begin of the call that was last reported
     cdef int64_t[::1] idle_since  # by worker: since when it has not begun its request; 0: it has
     cdef uint64_t[::1] idle_answered  # by worker: how many requests it had answered then
 
-    def __cinit__(self, Segment segment, ranges, *args, **kwargs):
+    def __cinit__(self, Segment segment, workers, *args, **kwargs):
         cdef uint32_t worker
         cdef c.sv_counters *past
+        cdef list ranges = workers.ranges
         self.num_workers = len(ranges)
         if self.num_workers != segment.plan.sizes.num_workers:
             raise ValueError("one range of envs a worker")
@@ -419,16 +439,16 @@ cdef class Links:
         free(self.counts)
         free(self.outstanding)
 
-    def __init__(self, segment, ranges, channels, Guard guard, look, Alarms alarms, budgets, limits=(None, None),
-                 inline=None, hang_after=None, hung=None):
-        self.channels = channels
+    def __init__(self, segment, workers, Guard guard, budgets, limits=(None, None),
+                 hang_after=None):
+        self.workers = workers
+        self.channels = workers.channels
         self.guard = guard
-        self.look = look
-        self.alarms = alarms
+        self.down = {}
+        self.alarms = workers.alarms
         self.budgets = budgets
-        self.inline = inline
-        self.num_processes = self.num_workers - (inline is not None)
-        self.hung = hung
+        self.inline = workers.inline
+        self.num_processes = self.num_workers - (self.inline is not None)
         self.hang_ns = -1 if hang_after is None else <int64_t>(hang_after * 1e9)
         self.hang_reported = np.zeros(segment.num_envs, np.int64)
         self.idle_since = np.zeros(self.num_workers, np.int64)
@@ -549,22 +569,22 @@ cdef class Links:
 
     # ---- waiting -----------------------------------------------------------------------------
 
-    cdef bint wait_for(self, uint32_t target, timeout) except -1:
-        """Waits until ``target`` requests are done, counted from the first one ever.
+    cdef int wait_for(self, uint32_t target, int64_t deadline) except -1:
+        """Waits until ``target`` requests are done, counted from the first one ever, or an event.
 
-        Returns False if the time is up first.
+        The deadline is in ns; -1: there is none.
         """
         if self.waiter.trace is NULL:
-            return self.wait_until(target, timeout)
-        cdef bint done = False
+            return self.wait_until(target, deadline)
+        cdef int event = NO_EVENT
         self.enter(c.SV_TRACE_TAKE)
         try:
-            done = self.wait_until(target, timeout)
+            event = self.wait_until(target, deadline)
         finally:
-            self.enter(c.SV_TRACE_TAKE if done else c.SV_TRACE_CALLER)
-        return done
+            self.enter(c.SV_TRACE_TAKE if event == DONE else c.SV_TRACE_CALLER)
+        return event
 
-    cdef bint wait_until(self, uint32_t target, timeout) except -1:
+    cdef int wait_until(self, uint32_t target, int64_t deadline) except -1:
         """Waits, without recording the wait.
 
         The count of completions says when to read the rings; the rings say which requests are done.
@@ -575,14 +595,13 @@ cdef class Links:
                 if not c.sv_completion_reached(self.answered(), target):
                     raise RuntimeError("the segment is damaged: a request or its answer is lost")
                 self.publish()
-                return True
+                return DONE
         if (c.sv_completion_check(self.completion, target)
                 and c.sv_completion_reached(self.answered(), target)):
-            return True
-        cdef int64_t begun = c.sv_now_ns()
-        c.sv_notice_wait(self.notice, begun)
+            return DONE
+        c.sv_notice_wait(self.notice, c.sv_now_ns())
         try:
-            return self.sleep_for(target, timeout, begun)
+            return self.sleep_for(target, deadline)
         finally:
             c.sv_notice_go_on(self.notice)
             self.publish()
@@ -599,15 +618,11 @@ cdef class Links:
         self.enter(c.SV_TRACE_TAKE)
         return 0
 
-    cdef bint sleep_for(self, uint32_t target, timeout, int64_t begun) except -1:
-        """Waits, from this time on, for requests that are not done yet."""
-        cdef int64_t deadline = -1  # no deadline; also if its nanoseconds do not fit
-        if timeout is not None and timeout < FOR_EVER_S:
-            deadline = begun + <int64_t>(timeout * 1e9)
-        cdef int64_t reminded = begun
+    cdef int sleep_for(self, uint32_t target, int64_t deadline) except -1:
+        """Waits for requests that are not done yet."""
         cdef int64_t slice_ns
-        cdef int64_t now
         cdef int found
+        cdef int event
         if self.talking:
             self.pump()
         while True:
@@ -615,7 +630,7 @@ cdef class Links:
             if deadline >= 0:
                 slice_ns = min(slice_ns, deadline - c.sv_now_ns())
                 if slice_ns <= 0:
-                    return False
+                    return TIME_UP
             self.waiting = True
             with nogil:
                 found = c.sv_wait_completion(&self.waiter, self.completion, target, slice_ns)
@@ -624,14 +639,22 @@ cdef class Links:
             if c.sv_completion_reached(self.answered(), target):
                 if found != c.SV_WAIT_READY:
                     self.count_anew()
-                return True
+                return DONE
             if found == c.SV_WAIT_READY:
                 target += self.count_anew()
-            self.look_around()
-            now = c.sv_now_ns()
-            if now - reminded >= SLICE_NS:
-                self.remind()
-                reminded = now
+            event = self.look_around()
+            if event != NO_EVENT:
+                return event
+
+    cdef int listen(self, workers, int64_t deadline) except -1:
+        """Waits until workers send something, for a slice at most."""
+        cdef int64_t slice_ns = SLICE_NS
+        if deadline >= 0:
+            slice_ns = min(slice_ns, deadline - c.sv_now_ns())
+            if slice_ns <= 0:
+                return TIME_UP
+        self.workers.listen(workers, 1e-9 * slice_ns)
+        return self.look_around()
 
     cdef int pump(self) except -1:
         """Reads and writes the channels; messages wait in them until they are taken."""
@@ -646,13 +669,13 @@ cdef class Links:
             raise ClosedEnvironmentError("The vector env was closed while this call waited for it.")
         return 0
 
-    cpdef int look_if_due(self) except -1:
-        """Calls ``look_around`` if its last call was a slice ago, even without a wait."""
+    cdef int look_if_due(self) except -1:
+        """Looks around if the last time was a slice ago: a call may never have to wait."""
         if c.sv_now_ns() - self.looked_at >= self.slice_ns:
-            self.look_around()
-        return 0
+            return self.look_around()
+        return NO_EVENT
 
-    cpdef int look_around(self) except -1:
+    cdef int look_around(self) except -1:
         """Checks signals, channels, ended workers and time limits, as after a slice of waiting."""
         cdef int64_t now = c.sv_now_ns()
         self.publish()
@@ -661,13 +684,20 @@ cdef class Links:
             self.counted_from = now
             self.idle_since[:] = 0
         self.looked_at = now
+        if now - self.reminded_at >= SLICE_NS:
+            self.reminded_at = now
+            self.remind()
         PyErr_CheckSignals()
         self.check_open()
         self.pump()
-        self.look()
+        self.dead = self.workers.dead()
+        if self.dead:
+            return DEAD
         if self.step_limit >= 0 or self.reset_limit >= 0 or self.hang_ns >= 0:
-            self.check_limits(now)
-        return 0
+            self.overdue = self.find_overdue(now)
+            if self.overdue is not None:
+                return OVERDUE
+        return DOWN if self.down else NO_EVENT
 
     cdef uint32_t answered(self):
         """The number of requests that are done according to the rings, in the unit of `issued`."""
@@ -689,10 +719,10 @@ cdef class Links:
         self.issued += difference
         return difference
 
-    cdef int check_limits(self, int64_t now) except -1:
-        """Raises if an env takes longer than it may, or a worker does not begin (SIGSTOP).
+    cdef object find_overdue(self, int64_t now):
+        """A call of an env that takes longer than it may, or that a worker does not begin (SIGSTOP).
 
-        A suspiciously long call is reported to `hung`, once.
+        A suspiciously long call is reported to `workers.hung`, once.
         """
         cdef uint32_t worker
         cdef uint32_t env
@@ -700,7 +730,7 @@ cdef class Links:
         cdef int64_t elapsed
         cdef c.sv_counters *counters
         cdef list hanging = []
-        error = None
+        overdue = None
         for worker in range(self.num_workers):
             counters = c.sv_segment_counters(self.segment.base, &self.segment.plan, worker)
             busy = c.sv_busy_for(&counters.activity, now, &elapsed)
@@ -715,23 +745,21 @@ cdef class Links:
                 busy = c.sv_busy(self.firsts[worker], c.SV_IN_STEP)
             if c.sv_busy_doing(busy) != c.SV_IN_SEVERAL:
                 found = self.check_limit(worker, busy, now, elapsed, hanging)
-                error = error or found
+                overdue = overdue or found
                 continue
             for env in range(self.firsts[worker], self.firsts[worker] + self.counts[worker]):
                 busy = c.sv_busy_for(
                     &c.sv_segment_timings(self.segment.base, &self.segment.plan, env).activity, now,
                     &elapsed)
                 found = self.check_limit(worker, busy, now, elapsed, hanging)
-                error = error or found
+                overdue = overdue or found
         if hanging:
-            self.hung(hanging)
-        if error is not None:
-            raise error
-        return 0
+            self.workers.hung(hanging)
+        return overdue
 
     cdef object check_limit(self, uint32_t worker, uint64_t busy, int64_t now, int64_t elapsed,
                             list hanging):
-        """The error if what a worker is busy with takes longer than it may; else None.
+        """What a worker is busy with, if it takes longer than it may; else None.
 
         Something suspiciously long is added to `hanging`, the first of a worker's.
         """
@@ -755,10 +783,8 @@ cdef class Links:
         if not self.has(worker, busy):
             raise RuntimeError(
                 f"the segment is damaged: worker {worker} is busy with an env that it has not")
-        error = EnvTimeoutError(
-            c.sv_busy_env(busy), c.sv_busy_name(busy).decode(), 1e-9 * self.limit_of(busy))
-        error.began = began
-        return error
+        return Overdue(c.sv_busy_env(busy), c.sv_busy_name(busy).decode(),
+                       1e-9 * self.limit_of(busy), began)
 
     cpdef bint has_answered(self, uint32_t worker) noexcept:
         return self.outstanding[worker] <= c.sv_ring_waiting(&self.completions[worker])
@@ -1713,9 +1739,6 @@ cdef object _merged(list infos):
 
 cdef tuple NOTHING = (None, None)  # the seed and the options of a reset that has neither
 
-DONE, UNFINISHED, TIME_UP = range(3)
-
-
 cdef class Ledger:
     """The request to each env, and its answer."""
 
@@ -1859,7 +1882,7 @@ cdef class Ledger:
     def incomplete(self):
         """Workers whose answers can be taken only after a message that has not come yet."""
         if self.num_unfinished == 0:
-            return ()
+            return []
         return [worker for worker in range(len(self.unfinished)) if self.unfinished[worker]]
 
     cdef int check_exists(self, Py_ssize_t env) except -1:
@@ -2268,17 +2291,51 @@ cdef class Ledger:
 
     # ---- waiting -----------------------------------------------------------------------------
 
-    def wait_all(self, timeout):
-        """Waits until all requests are answered; False if the time is up first."""
-        return self.links.wait_for(self.links.issued, timeout)
+    cpdef int wait(self, Py_ssize_t wanted, envs, deadline) except -1:
+        """Waits until enough envs are ready, or these have answered, or for another event.
 
-    cdef bint wait(self, Py_ssize_t wanted, timeout, bint requests) except -1:
-        """Waits until ``wanted`` more envs, or requests, may be answered; False: time is up."""
+        Args:
+            wanted: Number of ready envs, or until one has raised; -1: all that are in flight.
+            envs: Envs that must have answered, whatever is ``wanted``; or None.
+            deadline: The end of the wait, in seconds by the monotonic clock. None: there is none.
+
+        Returns:
+            The event that ends the wait. Another wait goes on with it.
+        """
+        cdef Links links = self.links
+        cdef Py_ssize_t missing
+        cdef int64_t deadline_ns = -1  # no deadline; also if its nanoseconds do not fit
+        if deadline is not None and deadline < FOR_EVER_S:
+            deadline_ns = <int64_t>(deadline * 1e9)
+        if links.inline is not None and self.num_unanswered:
+            # First: else the caller would step its envs only when the others were not enough.
+            links.serve_here()
+        cdef int event = links.look_if_due()
+        while event == NO_EVENT or event == DONE:
+            self.pop()
+            if self.failures:
+                return RAISED
+            if self.num_unfinished > 0:
+                event = self.wait_for_message(deadline_ns)
+                continue
+            if envs is not None:
+                missing = self.num_missing(envs)
+            elif wanted < 0:
+                missing = self.num_unanswered
+            elif self.raised:
+                return DONE
+            else:
+                missing = wanted - self.num_ready
+            if missing <= 0:
+                return DONE
+            event = self.wait_for_answers(missing, deadline_ns, envs is not None)
+        return event
+
+    cdef int wait_for_answers(self, Py_ssize_t wanted, int64_t deadline, bint requests) except -1:
+        """Waits until ``wanted`` more envs, or requests, may be answered."""
         cdef Links links = self.links
         cdef uint32_t done = links.issued - self.open_requests
         cdef c.sv_budget usual = links.waiter.budget
-        if self.lockstep:
-            return self.wait_all(timeout)
         if self.open_requests == 0:  # no answer would ever come
             raise RuntimeError("the segment is damaged: answers are lost")
         if self.ranges_in_flight and not requests:  # one answer may be for many envs
@@ -2290,46 +2347,18 @@ cdef class Ledger:
             links.waiter.budget.yield_ = links.waiter.budget.linger = 0
         try:
             return links.wait_for(
-                done + <uint32_t>min(wanted, <Py_ssize_t>self.open_requests), timeout)
+                done + <uint32_t>min(wanted, <Py_ssize_t>self.open_requests), deadline)
         finally:
             links.waiter.budget = usual
 
-    cpdef int wait_ready(self, Py_ssize_t wanted, envs=None, timeout=None) except -1:
-        """Waits until enough envs are ready, and these have answered.
-
-        Args:
-            wanted: Number of ready envs, or until one has raised; -1: all that are in flight.
-            envs: Envs that must have answered, whatever is ``wanted``.
-            timeout: Seconds to wait. None: as long as it takes.
-
-        Returns:
-            DONE; TIME_UP; or UNFINISHED: a message must be read, or an env has raised.
-        """
-        cdef Py_ssize_t missing
-        cdef int64_t deadline = -1
-        if timeout is not None and timeout < FOR_EVER_S:
-            deadline = c.sv_now_ns() + <int64_t>(timeout * 1e9)
-        if self.links.inline is not None and self.num_unanswered:
-            # First: else the caller would step its envs only when the others were not enough.
-            self.links.serve_here()
-        while True:
-            self.pop()
-            if self.num_unfinished > 0 or self.failures:
-                return UNFINISHED
-            if envs is not None:
-                missing = self.num_missing(envs)
-            elif wanted < 0:
-                missing = self.num_unanswered
-            elif self.raised:
-                return DONE
-            else:
-                missing = wanted - self.num_ready
-            if missing <= 0:
-                return DONE
-            if deadline >= 0:
-                timeout = 1e-9 * max(deadline - c.sv_now_ns(), <int64_t>0)
-            if not self.wait(missing, timeout, envs is not None):
-                return TIME_UP
+    cdef int wait_for_message(self, int64_t deadline) except -1:
+        """Waits for a message without which an answer cannot be taken."""
+        cdef Links links = self.links
+        cdef list incomplete = self.incomplete
+        for worker in incomplete:
+            if links.channels[worker].find(self.sequence_awaited(worker)) is not None:
+                return MESSAGE
+        return links.listen(incomplete, deadline)
 
     # ---- answers -----------------------------------------------------------------------------
 
@@ -2357,7 +2386,7 @@ cdef class Ledger:
         """Waits for a lockstep request and takes its answers: four arrays and infos.
 
         Returns None in an exceptional case, or if envs were asked one by one: for these there are
-        `wait_ready` and `take`.
+        `wait` and `take`.
 
         Args:
             vector_env: Gathers the infos; None: one dict an env.
@@ -2371,7 +2400,10 @@ cdef class Ledger:
         links.enter(c.SV_TRACE_TAKE)
         links.follow_if_due()
         if not self.popped:
-            links.wait_for(links.issued, None)
+            if links.wait_for(links.issued, -1) != DONE:
+                self.spread()
+                links.looked_at -= links.slice_ns  # the next wait looks at once
+                return None
             self.pop_all()
         for worker in range(links.num_workers):
             if self.lock_answers[worker].operation & MESSAGES:
@@ -2857,7 +2889,7 @@ cdef class BatchSteps:
         cdef Ledger ledger = self._ledger  # kept: close() may take it away meanwhile
         cdef tuple results = None
         if (ledger is None or guard.pending is not within or guard.abandoned or ledger.lockstep
-                or ledger.num_singles or self._recovery.down):
+                or ledger.num_singles or ledger.links.down):
             self._check_pending("step_async", within, alone=True)
             ledger, _ = self._settled()
         self._workers.doing = "step"
@@ -2869,10 +2901,7 @@ cdef class BatchSteps:
             ledger.step(envs, actions)
         if meanwhile is not None:
             meanwhile()
-        try:
-            results = ledger.take_all(gather, arrays)
-        except (WorkerCrashError, EnvTimeoutError) as error:
-            self._recover(error)
+        results = ledger.take_all(gather, arrays)
         if results is None:  # not all has been as usual
             results = self._results(ledger, gather, arrays)
         if self._recycles:
@@ -2886,7 +2915,7 @@ cdef class BatchSteps:
     cdef Ledger settled(self):
         """The ledger, once abandoned answers are discarded."""
         cdef Ledger ledger = self._ledger
-        if ledger is None or self.guard.abandoned or self._recovery.down:
+        if ledger is None or self.guard.abandoned or ledger.links.down:
             ledger, _ = self._settled()
         return ledger
 
@@ -2960,16 +2989,13 @@ cdef class BatchSteps:
     cdef tuple take_oldest(self, Py_ssize_t count, gather, least, timeout):
         cdef Ledger ledger = self.settled()
         cdef Py_ssize_t wanted = count if least is None else least
-        cdef bint ready = False
+        cdef int event = NO_EVENT
         among = ()
-        if timeout is None and not ledger.failures and not ledger.raised and (
-                ledger.num_in_flight >= wanted):
-            try:
-                ledger.links.look_if_due()
-                ready = ledger.wait_ready(wanted) == DONE and not ledger.raised
-            except (WorkerCrashError, EnvTimeoutError) as error:
-                self._recover(error)
-        if ready:
+        if timeout is None and not ledger.raised and ledger.num_in_flight >= wanted:
+            event = ledger.wait(wanted, None, None)
+            if event != DONE:
+                self._handle(event)
+        if event == DONE and not ledger.raised:
             envs = ledger.oldest(count)
         else:
             envs, among = self._waited_for(ledger, None, count, least, timeout)

@@ -166,16 +166,11 @@ def assemble(
     slabs = layout.attach(segment)
     links = Links(
         segment,
-        workers.ranges,
-        workers.channels,
+        workers,
         guard,
-        workers.look,
-        workers.alarms,
         partial(current_budgets, settings.wait_policy, len(workers.processes), workers.processes),
         limits=settings.limits,
-        inline=workers.inline,
         hang_after=settings.hang_warning_s,
-        hung=workers.hung,
     )
     frames = Frames(
         slabs.results, settings.copy, agreement.leasing, mends, slabs.blocks, hold_batches

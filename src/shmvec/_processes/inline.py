@@ -239,8 +239,13 @@ class InlineWorker:
             raise ClosedEnvironmentError("The vector env was closed during this call.")
         self._loop.serve_pending()
 
-    def look(self) -> None:
-        """Does nothing: there is no process that can have died."""
+    def dead(self) -> list[int]:
+        """Empty: there is no process that can have died."""
+        return []
+
+    def crash(self, indices: Sequence[int]) -> Exception:
+        """Raises RuntimeError: there is no process that can have died."""
+        raise RuntimeError("there is no process that can have died")
 
     def listen(self, indices: Sequence[int], timeout: float) -> None:
         """Raises RuntimeError: without a process, a message that has not come is lost."""

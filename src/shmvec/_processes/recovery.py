@@ -1,4 +1,4 @@
-"""Waits for answers, and handles faults as the policy says: restarts, resets, counts, logs.
+"""Handles what ends a wait: takes messages, and does what the policy says about faults.
 
 Recovery acts on the ledger, which holds for each env what was lost and what its next answer must
 report. A worker that is *down* is being replaced. Each step of a replacement is idempotent, and
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -20,8 +19,7 @@ from typing import Any
 
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec._arguments import Envs
-from shmvec._core import DONE, TIME_UP, Ledger
+from shmvec._core import DEAD, MESSAGE, OVERDUE, RAISED, Ledger
 from shmvec._processes.commands import Unreadable, read_late
 from shmvec._processes.inline import Workers
 from shmvec.faults import (
@@ -79,7 +77,7 @@ class Recovery:
         self._worker_of = [w for w, envs in enumerate(workers.ranges) for _ in envs]
         self._restarts = [0] * len(workers.ranges)
         self._recent: list[deque[Fault]] = [deque() for _ in workers.ranges]
-        self.down: dict[int, Fault] = {}  # workers that are being replaced
+        self._down: dict[int, Fault] = ledger.links.down  # workers that are being replaced
         self._replaced: dict[int, Any] = {}  # worker: the process that is replaced
         self._interrupted: dict[int, tuple[int, float]] = {}  # worker: (call began, deadline)
         self.on_fault: Callable[[Fault], object] | None = None  # called with each fault
@@ -94,50 +92,29 @@ class Recovery:
         """Forgets the faults of an env's worker, as if they lay outside the window."""
         self._recent[self._worker_of[env]].clear()
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a fault is still to be dealt with."""
-        return bool(self.down or self._ledger.failures)
+    # ---- events ------------------------------------------------------------------------------
 
-    # ---- waiting -----------------------------------------------------------------------------
-
-    def wait(
-        self, wanted: int = -1, envs: Envs | None = None, timeout: float | None = None
-    ) -> None:
-        """Waits until enough envs are ready, or ``envs`` have answered; handles faults.
-
-        Args:
-            wanted: Number of ready envs, or until one has raised; -1: all that are in flight.
-            envs: Envs that must have answered, whatever ``wanted`` is.
-            timeout: Seconds to wait. None: as long as it takes.
+    def handle(self, event: int) -> None:
+        """Does what must be done before a wait goes on that has ended with this event.
 
         Raises:
-            multiprocessing.TimeoutError: The time is up.
             EnvTimeoutError: The policy raises timeouts.
             WorkerCrashError: The policy does not restart a worker that died, or not any more.
             ClosedEnvironmentError: The vector env was closed meanwhile.
         """
-        ledger = self._ledger
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            if self.is_due:
-                self.mend()
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                became = ledger.wait_ready(wanted, envs, left)
-                if became == DONE:
-                    return
-                for worker in ledger.incomplete:
-                    self._receive(worker)
-                incomplete = ledger.incomplete
-                if became == TIME_UP or (left == 0.0 and incomplete):
-                    raise multiprocessing.TimeoutError(f"timed out after {timeout} second(s)")
-                if incomplete:
-                    self._workers.listen(incomplete, _SLICE_S if left is None else left)
-                    ledger.links.look_around()
-            except (WorkerCrashError, EnvTimeoutError) as error:
-                self.recover(error)
-            self._check_open()
+        links = self._ledger.links
+        self._check_open()
+        if self._down:  # this was interrupted
+            self._rebuild()
+        elif event == MESSAGE:
+            for worker in self._ledger.incomplete:
+                self._receive(worker)
+        elif event == RAISED:
+            self._decide()
+        elif event == DEAD:
+            self._on_death(links.dead)
+        elif event == OVERDUE:
+            self._on_timeout(links.overdue)
 
     def _receive(self, worker: int) -> None:
         """Takes the messages of a worker that have come and that its answers wait for."""
@@ -162,49 +139,34 @@ class Recovery:
 
     # ---- faults ------------------------------------------------------------------------------
 
-    def recover(self, error: WorkerCrashError | EnvTimeoutError) -> None:
-        """Applies the policy to workers that died or to an env that takes too long.
-
-        Raises:
-            WorkerCrashError: The policy does not restart the worker, or not any more.
-            EnvTimeoutError: The policy raises timeouts.
-        """
-        self._check_open()
-        if isinstance(error, EnvTimeoutError):
-            self._on_timeout(error)
-            return
-        if self.policy.on_crash != "restart" or not error.workers:
+    def _on_death(self, workers: list[int]) -> None:
+        error = self._workers.crash(workers)
+        if self.policy.on_crash != "restart":
             raise error
-        self._counted("crashes", len(error.workers))
-        self._replace(dict.fromkeys(error.workers, error))
+        self._counted("crashes", len(workers))
+        self._replace(dict.fromkeys(workers, error))
 
-    def _on_timeout(self, error: EnvTimeoutError) -> None:
-        worker = self._worker_of[error.env]
-        if self.policy.on_timeout == "raise":
-            error.take_last_words(self._workers.stack(worker), self._workers.last_words(worker))
-            raise error
+    def _on_timeout(self, overdue: Any) -> None:
+        worker = self._worker_of[overdue.env]
+        error = EnvTimeoutError(overdue.env, overdue.operation, overdue.limit)
         if self.policy.on_timeout == "reset":
             began, until = self._interrupted.get(worker, (None, 0.0))
-            if began != error.began:
+            if began != overdue.began:
                 stack = stack_text(self._workers.stack(worker))
                 log.warning("%s; it is interrupted%s", error.summary, stack)
-                self._interrupted[worker] = error.began, time.monotonic() + _HEED_S
+                self._interrupted[worker] = overdue.began, time.monotonic() + _HEED_S
                 self._workers.interrupt(worker)
                 return
             if time.monotonic() < until:
                 return
-        self._counted("timeouts")
         error.take_last_words(self._workers.stack(worker), self._workers.last_words(worker))
+        if self.policy.on_timeout == "raise":
+            raise error
+        self._counted("timeouts")
         self._replace({worker: error}, error.env)
 
-    def mend(self) -> None:
-        """Applies the policy to envs that have raised; continues interrupted replacements.
-
-        Raises:
-            WorkerCrashError: Workers cannot be kept alive.
-        """
-        if self.down:
-            self._rebuild()
+    def _decide(self) -> None:
+        """Applies the policy to envs that have raised."""
         while self._ledger.failures:
             failure = self._ledger.failures[0]
             cure = self._cure(failure)
@@ -288,7 +250,7 @@ class Recovery:
             first = self._workers.ranges[worker].start if env is None else env
             fault = self._note_restart(cause, worker, first, logged=together)
             self._replaced[worker] = self._process(worker)
-            self.down[worker] = fault
+            self._down[worker] = fault
         self._rebuild()
 
     def _process(self, worker: int) -> Any:
@@ -303,20 +265,20 @@ class Recovery:
     def _rebuild(self) -> None:
         """Replaces workers that are down, and retries those that fail, until all are up."""
         began = time.monotonic_ns()
-        while self.down:
+        while self._down:
             with self._workers.changing:
                 self._check_open()
                 self._lose_those_that_are_down()
-            for worker in self.down:
+            for worker in self._down:
                 if not self._workers.is_up(worker):
                     self._wait_before(worker)
             with self._workers.changing:
                 self._check_open()
                 self._start_those_that_are_down()
-            for worker in [each for each in self.down if self._is_replaced(each)]:
+            for worker in [each for each in self._down if self._is_replaced(each)]:
                 if self._ledger.is_lost(worker):
-                    self._ledger.revive(worker, self.down[worker])
-                del self.down[worker]
+                    self._ledger.revive(worker, self._down[worker])
+                del self._down[worker]
         self._counted("restart_ns", time.monotonic_ns() - began)
 
     def _check_open(self) -> None:
@@ -327,7 +289,7 @@ class Recovery:
         """Confirms that workers are dead before their slots are reused: a live one could write."""
         lost = [
             worker
-            for worker in self.down
+            for worker in self._down
             if not self._ledger.is_lost(worker) and not self._is_replaced(worker)
         ]
         for worker in lost:
@@ -356,7 +318,7 @@ class Recovery:
 
     def _start_those_that_are_down(self) -> None:
         """Starts workers in place of those that are down; those that fail stay down."""
-        down = [worker for worker in self.down if not self._workers.is_up(worker)]
+        down = [worker for worker in self._down if not self._workers.is_up(worker)]
         try:
             self._start(down)
         except ClosedEnvironmentError:  # do not wait for workers that still build
@@ -378,7 +340,7 @@ class Recovery:
             if isinstance(cause, Failure) and self._is_ours(cause):
                 raise cause.exception()
             if cause is not None:
-                self.down[worker] = self._note_restart(cause, worker, first)
+                self._down[worker] = self._note_restart(cause, worker, first)
 
     def _resets_of(self, worker: int) -> list[tuple[int | None, Any] | None]:
         """Seed and options for the first reset of each env of a worker.

@@ -35,7 +35,15 @@ from shmvec._processes.descendants import end_families, new_mark
 from shmvec._processes.launcher import Launcher
 from shmvec._processes.output import WorkerStderr, copy_stderr
 from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of, waits_for_lock
-from shmvec.faults import Failure, crash, ends, note_failures, stack_text, stderr_text
+from shmvec.faults import (
+    Failure,
+    WorkerCrashError,
+    crash,
+    ends,
+    note_failures,
+    stack_text,
+    stderr_text,
+)
 
 __all__ = ["Supervisor"]
 
@@ -222,7 +230,7 @@ class Supervisor:
             # These workers still build envs, and their reports are not needed any more.
             self._check_ended(self._end(waiting))
         if dead:
-            error = self._crash(sorted(dead))
+            error = self.crash(sorted(dead))
             note_failures(error, [each for each in reports.values() if isinstance(each, Failure)])
             raise error
         return [report for _, report in sorted(reports.items())]
@@ -314,7 +322,7 @@ class Supervisor:
             if message is not None:
                 return self.unpack(message.content)
             if lost:
-                raise self._crash([index])
+                raise self.crash([index])
             self.listen([index], _SLICE_S)
             starting.look([index], self._where)
 
@@ -329,8 +337,8 @@ class Supervisor:
 
     # ---- watching ----------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Raises WorkerCrashError if a worker has ended, or its channel is broken."""
+    def dead(self) -> list[int]:
+        """The workers that have ended, or whose channel is broken; not those that were ended."""
         poll = select.poll()
         pidfds = [process.sentinel for process in self.processes]
         for pidfd in pidfds:
@@ -338,15 +346,13 @@ class Supervisor:
                 poll.register(pidfd, select.POLLIN)
         ended = poll.poll(0)
         if not ended and all(channel.broken is None for channel in self.channels):
-            return
+            return []
         dead = {pidfd for pidfd, _ in ended}
-        indices = [
+        return [
             index
             for index, pidfd, channel in zip(self._indices, pidfds, self.channels, strict=False)
             if pidfd >= 0 and (pidfd in dead or channel.broken is not None)
         ]
-        if indices:
-            raise self._crash(indices)
 
     def listen(self, indices: Sequence[int], timeout: float) -> None:
         """Waits until one of these workers has sent something or has ended."""
@@ -360,7 +366,7 @@ class Supervisor:
             poll.register(sentinel, select.POLLIN)
         poll.poll(1000 * min(timeout, _SLICE_S))
 
-    def _crash(self, indices: Iterable[int]) -> Exception:
+    def crash(self, indices: Iterable[int]) -> WorkerCrashError:
         """The error for workers that have ended, or whose channel is broken."""
         reasons = {}
         for index in indices:
