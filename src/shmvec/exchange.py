@@ -989,9 +989,11 @@ class Exchange(OwnsProcesses, BatchSteps):
         """Waits as ``Ledger.wait`` does, and handles faults; False: the time is up."""
         ledger, _ = self._open()
         while True:
-            event: int = ledger.wait(wanted, envs, deadline)
-            if event in (DONE, TIME_UP):
-                return event == DONE
+            event = ledger.wait(wanted, envs, deadline)
+            if event == DONE:
+                return True
+            if event == TIME_UP:
+                return False
             self._handle(event)
 
     def _handle(self, event: int) -> None:
