@@ -1,6 +1,6 @@
 from cpython.buffer cimport Py_buffer
 from cpython.object cimport PyObject
-from libc.stdint cimport uint32_t, uint8_t
+from libc.stdint cimport uint8_t
 
 from shmvec._core cimport csrc as c
 
@@ -71,7 +71,6 @@ cdef object new_like(object array)
 cdef object new_like_as(object array, object dtype)
 
 
-# Arrays that are handed out again; see arrays.pyx.
 cdef class Pool:
     cdef object like
     cdef bint large
@@ -82,7 +81,7 @@ cdef class Pool:
     cdef object copy(self)
     cdef bint is_free(self, PyObject *array) noexcept
 
-# An array over memory of an exporter, from `start` on, which keeps the exporter.
+
 cdef object array_over(object exporter, char *start, tuple shape, object dtype)
 
 
@@ -93,14 +92,9 @@ cdef class Segment:
     cdef Py_buffer _export
     cdef bint has_front(self) noexcept
 
+
 cdef bytes packed_words(words)
-
-
-# The address of an array's data, valid while the caller holds the array.
 cdef void *address_of(object array) except? NULL
-
-
-# A copy of a contiguous array, given the size of its elements, which must not be objects.
 cdef object copied(object array, Py_ssize_t itemsize)
 
 

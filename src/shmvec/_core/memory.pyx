@@ -1,7 +1,7 @@
-"""What both sides have of the shared memory: the segment, arrays over it, codecs, rows of results.
+"""What both sides have of the shared memory.
 
-By section: NumPy's arrays in C; the segment and its counters; codecs, which write and read values of
-spaces; rows of results, and how they are lent.
+By section: NumPy's arrays in C; the segment and its counters; codecs, which write and read values
+of spaces; rows of results, and how they are lent.
 """
 
 cimport cython
@@ -25,9 +25,7 @@ from libc.string cimport memcpy, strcmp
 from shmvec._core cimport csrc as c
 from shmvec._core.texts cimport PyUnicode_DATA, measure, text_of, width_of
 
-import gc
 import os
-from collections import deque
 from copy import deepcopy
 from itertools import groupby
 from weakref import ref
@@ -37,21 +35,18 @@ import numpy as np
 
 # ==== arrays ======================================================================================
 #
-# Access to NumPy's arrays in C, and arrays over the memory of other objects.
+# To read an attribute of an array takes Python as long as to copy a few numbers, so on the step's
+# path C reads the fields of NumPy's arrays. NumPy's headers are not used for so little: a build
+# would need NumPy, of a new enough version. The declarations here are NumPy's binary interface, on
+# which every extension depends that was compiled with the headers of a past version: neither the
+# fields of an array nor the places of functions in NumPy's table change. (The fields of a dtype
+# differ between 1.x and 2.x, and are not read here.) All of it is checked when this module is
+# imported; a NumPy that differs is refused.
 
 try:
     from numpy._core import _multiarray_umath as _umath
 except ImportError:  # an older one
     from numpy.core import _multiarray_umath as _umath
-
-
-# To read an attribute of an array takes Python as long as to copy a few numbers, so on the step's
-# path C reads the fields. NumPy's headers are not used for so little: a build would need NumPy, of
-# a new enough version. The declarations here are NumPy's binary interface, on which every extension
-# depends that was compiled with the headers of a past version: neither the fields of an array nor
-# the places of functions in NumPy's table change. (The fields of a dtype differ between 1.x and
-# 2.x, and are not read here.) All of it is checked when this module is imported; a NumPy that
-# differs is refused.
 
 # Places in the table, as in NumPy's __multiarray_api.h.
 ABI_VERSION = 0       # PyArray_GetNDArrayCVersion
@@ -70,9 +65,9 @@ cdef NewLikeArray _new_like_array
 def looked_at(array):
     """What C reads of an array: address, shape, size, whether of its dtype, contiguous, aligned."""
     cdef int axis
-    return (<size_t>data_of(array), tuple([shape_of(array)[axis] for axis in range(ndim_of(array))]),
-            size_of(array), has_dtype(array, array.dtype), is_contiguous(array),
-            is_aligned(array))
+    shape = tuple([shape_of(array)[axis] for axis in range(ndim_of(array))])
+    return (<size_t>data_of(array), shape, size_of(array), has_dtype(array, array.dtype),
+            is_contiguous(array), is_aligned(array))
 
 
 def looks(array):
@@ -144,8 +139,8 @@ cdef Py_ssize_t _KEPT = 3  # a caller holds the last array, and often the one be
 cdef class Pool:
     """Contiguous arrays like a given one, whose elements must not be objects.
 
-    An array that nobody holds any more is handed out again, in a fraction of the time that a new one
-    takes: a batch step needs four.
+    An array that nobody holds any more is handed out again, in a fraction of the time that a new
+    one takes: a batch step needs four.
     """
 
     def __init__(self, like, large=False):
@@ -193,7 +188,7 @@ cdef class Pool:
         return array
 
     cdef bint is_free(self, PyObject *array) noexcept:
-        """Whether only `kept` has an array, and it is as it was made: users may change its shape."""
+        """Whether only `kept` has an array, and nobody has changed it, its shape for example."""
         cdef Fields *fields = <Fields *>array
         cdef Fields *like = _fields(self.like)
         cdef int axis
@@ -217,16 +212,15 @@ cdef object array_over(object exporter, char *start, tuple shape, object dtype):
 
 
 # ==== segment =====================================================================================
-#
-# The shared segment in Python: a validated mapping, arrays over its slabs, and its counters.
-#
-# An ``Insight`` reads the counters of a vector env, for the parent and, from outside, for ``top``.
-# It never writes, and reads only what lies before the rings. Even if the segment is damaged, it
-# returns numbers, and indices of envs that exist.
+
 
 cdef bint _plan(c.sv_segment *plan, num_workers, num_envs, records, info_bytes,
                 action_bytes, slab_bytes) except -1:
-    """Computes a layout; capacities are rounded up to powers of two."""
+    """Computes a layout; capacities are rounded up to powers of two.
+
+    Each ring has room for `records` requests or completions, each ring of messages for so many
+    bytes: of infos to the parent, of actions to a worker.
+    """
     cdef c.sv_segment_sizes sizes
     sizes.num_workers = num_workers
     sizes.num_envs = num_envs
@@ -250,12 +244,18 @@ def segment_bytes(num_workers, num_envs, records, info_bytes, action_bytes, slab
 
 
 def reserve_pages(int descriptor, nbytes):
+    """Sizes a shared-memory descriptor and reserves all its pages."""
     cdef int error = c.sv_segment_reserve(descriptor, nbytes)
     if error != 0:
         raise OSError(error, os.strerror(error))
 
 
-cdef class MappedMemory:  # a garbage collection could free a memoryview's buffer under arrays
+cdef class MappedMemory:
+    """Shared memory, mapped as long as this object or an array over it lives.
+
+    Of a mmap a garbage collection could free the buffer under arrays.
+    """
+
     cdef void *_base
     cdef Py_ssize_t _nbytes
 
@@ -278,6 +278,8 @@ cdef class MappedMemory:  # a garbage collection could free a memoryview's buffe
 
 @cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
 cdef class Segment:
+    """A mapping that holds a segment; csrc/segment.h describes its layout."""
+
     def __cinit__(self, memory, writable=True):
         PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
         self.memory = memory
@@ -289,6 +291,7 @@ cdef class Segment:
 
     @staticmethod
     def create(memory, num_workers, num_envs, records, info_bytes, action_bytes, slab_bytes):
+        """Formats zeroed memory."""
         cdef Segment segment = Segment(memory)
         _plan(&segment.plan, num_workers, num_envs, records, info_bytes, action_bytes, slab_bytes)
         if <Py_ssize_t>segment.plan.total_bytes > segment._export.len:
@@ -301,6 +304,7 @@ cdef class Segment:
 
     @staticmethod
     def open(memory):
+        """Attaches to a segment that another process has created, after validating it."""
         cdef Segment segment = Segment(memory)
         if not c.sv_segment_open(segment.base, segment._export.len, &segment.plan):
             raise ValueError(
@@ -311,6 +315,10 @@ cdef class Segment:
 
     @staticmethod
     def look(memory, nbytes):
+        """Looks from outside, for an `Insight`, at the begin of a segment of so many bytes.
+
+        The memory is read-only or a copy: the header alone, or all of the `front`.
+        """
         cdef Segment segment = Segment(memory, False)
         if (segment._export.len < <Py_ssize_t>sizeof(c.sv_segment)
                 or not c.sv_segment_open(segment.base, nbytes, &segment.plan)):
@@ -319,6 +327,7 @@ cdef class Segment:
 
     @property
     def front(self):
+        """Number of bytes at the begin, which are all that onlookers read."""
         return c.sv_segment_front(&self.plan)
 
     cdef bint has_front(self) noexcept:
@@ -349,7 +358,7 @@ cdef list _lines(const c.sv_counter_line *line):
     return lines
 
 
-COUNTERS = {
+COUNTERS = {  # the tables of csrc/counters.h
     "waits": _lines(c.sv_wait_lines),
     "work": _lines(c.sv_work_lines),
     "on_cores": _lines(c.sv_on_cores_lines),
@@ -385,7 +394,11 @@ cdef list unpacked_words(bytes text, count):
 
 
 cdef class Insight:
-    """Reads the counters of a segment's vector env."""
+    """What a segment says about its vector env: to the parent and, from outside, to ``top``.
+
+    It reads only the `front`. Even if the segment is damaged, it returns numbers, and indices of
+    envs that exist.
+    """
 
     cdef Segment segment
     cdef c.sv_notice *notice
@@ -403,6 +416,7 @@ cdef class Insight:
 
     @property
     def in_use(self):
+        """Whether the segment was made ready, and is not closed."""
         cdef uint64_t state = c.sv_notice_state(self.notice)
         if state > c.SV_NOTICE_CLOSED:
             raise ValueError("it is damaged: whether it is in use makes no sense")
@@ -414,6 +428,7 @@ cdef class Insight:
 
     @property
     def processes(self):
+        """The workers' process ids, as the parent sees them; 0: the worker is being started."""
         cdef uint32_t worker
         if self.num_workers == 0:
             return []
@@ -427,14 +442,17 @@ cdef class Insight:
 
     @property
     def caller_steps(self):
+        """Whether the parent is the last worker."""
         return 0 < c.sv_counter_get(&self.notice.num_processes) < self.segment.num_workers
 
     @property
     def number(self):
+        """Its number among the vector envs of its process, from 1, closed ones included."""
         return c.sv_counter_get(&self.notice.number)
 
     @property
     def options(self):
+        """A bit for each option that is set, of those that stats.py may advise."""
         return c.sv_counter_get(&self.notice.options)
 
     @options.setter
@@ -462,6 +480,7 @@ cdef class Insight:
     # ---- counts so far -----------------------------------------------------------------------
 
     def parent(self):
+        """SV_WAITS of the parent."""
         cdef int64_t elapsed
         cdef dict found = _counted(c.sv_wait_lines, &self.notice.parent)
         # A wait that is not over counts as parked: it is a long one, or does not matter.
@@ -470,6 +489,7 @@ cdef class Insight:
         return found
 
     def workers(self):
+        """SV_WAITS and SV_WORK of each worker and its predecessors, present request included."""
         cdef c.sv_counters *past
         cdef uint32_t worker
         cdef list found = []
@@ -503,7 +523,7 @@ cdef class Insight:
                 resets += c.sv_counter_get(&timings.reset.buckets[bucket])
         found["steps"] = max(found["steps"], steps)
         found["resets"] = max(found["resets"], resets)
-        if c.sv_counter_get(&self.of(worker).overlaps):  # its envs' times add up to more than its own
+        if c.sv_counter_get(&self.of(worker).overlaps):  # its envs' times add up to more
             return 0
         busy = c.sv_busy_for(&self.of(worker).activity, c.sv_now_ns(), &elapsed)
         if busy != 0 and elapsed > 0:
@@ -516,6 +536,7 @@ cdef class Insight:
         return 0
 
     def ranges(self):
+        """The envs of each worker: the first, and how many."""
         cdef c.sv_counters *past
         cdef uint32_t worker
         cdef uint64_t end = 0, first, count, num_envs = self.segment.plan.sizes.num_envs
@@ -530,6 +551,7 @@ cdef class Insight:
         return found
 
     def on_cores_before(self):
+        """SV_ON_CORES of each worker's process before it began to serve."""
         cdef uint32_t worker
         return [_counted(c.sv_on_cores_lines, self.of(worker))
                 for worker in range(self.segment.plan.sizes.num_workers)]
@@ -538,6 +560,7 @@ cdef class Insight:
         return _counted(c.sv_fault_lines, self.notice)
 
     def timings(self):
+        """Of each env, steps and resets: sum and longest in ns, and the buckets of timings.h."""
         cdef uint32_t env
         cdef uint32_t num_envs = self.segment.plan.sizes.num_envs
         found = np.empty((num_envs, 2, c.SV_TIMING_WORDS), np.uint64)
@@ -548,6 +571,7 @@ cdef class Insight:
         return found
 
     def wrappers(self):
+        """The words about each env that its worker has published; "": there are none."""
         cdef c.sv_text *text
         cdef uint32_t worker
         cdef list found = [], words
@@ -560,6 +584,11 @@ cdef class Insight:
     # ---- operations in progress --------------------------------------------------------------
 
     def doing(self, at=None):
+        """What each worker does: (env, "step", "reset" or "call", seconds, other envs), or None.
+
+        Of a worker that is busy with several envs: what takes longest so far. Seconds are counted
+        up to a time of the monotonic clock; None: up to now.
+        """
         cdef uint32_t worker
         cdef uint64_t busy
         cdef int64_t elapsed
@@ -577,7 +606,6 @@ cdef class Insight:
         return found
 
     cdef object doing_longest(self, uint32_t first, uint32_t count, int64_t now):
-        """What has been in progress for longest in these envs, and the number of others."""
         cdef uint32_t env
         cdef uint64_t busy
         cdef int64_t elapsed
@@ -601,20 +629,19 @@ cdef class Insight:
                     for worker in range(self.segment.plan.sizes.num_workers)])
 
     def waiting(self):
+        """Seconds for which the parent has been waiting; None: it is not waiting."""
         cdef int64_t elapsed
         if c.sv_busy_for(&self.notice.parent.activity, c.sv_now_ns(), &elapsed) == 0:
             return None
         return 1e-9 * max(0, elapsed)
 
 
-# ==== codec =======================================================================================
+# ==== codecs ======================================================================================
 #
-# Codecs: they write and read values of Gymnasium spaces, in slabs of shared memory or in messages.
-#
-# There is one codec for each leaf of a space, nested as the space is.  Workers write the
-# observations and read the actions of one env; the parent reads the observations and writes the
-# actions of all. Batches are those of ``SyncVectorEnv``: the same containers, dtypes and scalar
-# types.
+# They write and read values of Gymnasium spaces, in slabs of shared memory or in messages: one
+# codec for each leaf of a space, nested as the space is. Workers write the observations and read
+# the actions of one env; the parent reads the observations and writes the actions of all. Batches
+# are those of ``SyncVectorEnv``: the same containers, dtypes and scalar types.
 
 # Here, after what NumPy's arrays are like was checked: these import code that is compiled for them.
 from gymnasium.spaces import Dict, Tuple
@@ -624,6 +651,8 @@ cdef object _ndarray = np.ndarray
 
 
 cdef class Codec:
+    """Values of one space, for one env or for all."""
+
     cdef int write(self, Py_ssize_t env, object value) except -1:
         raise NotImplementedError
 
@@ -1314,39 +1343,19 @@ cdef object _empty(object space):
     return None if values is None else values[0]
 
 
-# ==== frames ======================================================================================
-#
-# Frames of results: where results lie, when they are overwritten, and how they are lent.
+# ==== results =====================================================================================
 #
 # The result of an env is a *row*: observation, reward and two flags. A *frame* has a row for each
-# env: row = frame * num_envs + env. Each request names the frame for its results, and the env's
-# worker writes there. Only `Frames` chooses it:
+# env: row = frame * num_envs + env. Each request names the frame for its results, which the parent
+# chooses (`Frames` in caller.pyx), and the env's worker writes there.
 #
-#     memory               what the user gets                     overwritten
-#     one frame            copies; with copy=False observations   by the next step
-#                          as they lie there, without a lease
-#     a frame more, where  (so that an env whose results are      by the step after the next
-#     faults are handled   lost can show its last ones)
-#     num_buffers frames,  views of a batch of neighbours,        after their lease
-#     with copy=False      leased; copies of other batches
-#     blocks, for large    the observations of a batch step,      after their lease
-#     observations         leased; the other arrays are copies
-#     rollouts             views of all their frames, leased      after their lease
-#
-# The parent itself writes results only of envs that are not in flight: `truncate`, `mark_truncated`
-# and `come_home` do.
+# A *block* has room for the observations of all envs: workers may write them there as well, and the
+# block becomes the user's own array.
 #
 # A `Lender` lends rows: it marks them, and no request names a marked row. A `Lease` clears the
-# marks: when its last array is gone, when its owner releases it, or `hold_batches` batches later.
-#
-# A *block* has room for the observations of all envs. With copy=True the workers write observations
-# to the frame and to a block, and the block becomes the user's own array. So the parent need not
-# copy them, for which all workers would have to wait. Where all blocks are leased, or after a fault
-# or an interrupted call, the observations are copied from the frame. Arrays that a user holds when
+# marks: when its last array is gone, or when its owner releases it. Arrays that a user holds when
 # the process forks are copied for the fork: csrc/pages.h.
-#
-# The numbers in requests: first the frames at home, in the segment; then the same frames with each
-# of the blocks; then the frames of rollouts, in memory of their own.
+
 
 @cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
 cdef class Lender:
@@ -1386,6 +1395,7 @@ cdef class Lease:
         self.end()
 
     def release(self):
+        """Lets the rows be written, even if arrays still show them."""
         with cython.critical_section(self):  # only once: later these marks may be another lease's
             self.end()
 
@@ -1404,6 +1414,11 @@ cdef class Lease:
 
 
 def release(array):
+    """Ends the lease of a batch or a rollout, given one of its arrays or a view of one.
+
+    Raises:
+        TypeError: The argument is no array.
+    """
     if not isinstance(array, np.ndarray):
         raise TypeError(
             f"release() takes an array of a batch, such as its rewards, got {type(array).__name__}"
@@ -1417,10 +1432,11 @@ def release(array):
 
 
 cdef class Results(Lender):
-    """Frames of results."""
+    """Frames of what steps return."""
 
     def __init__(self, memory, Codec observations, rewards, terminations, truncations,
                  Py_ssize_t num_envs):
+        """Takes arrays (num_frames * num_envs, ...), and the memory in which they lie."""
         super().__init__(memory, len(rewards))
         self.observations = observations
         self.rewards = rewards
@@ -1457,6 +1473,7 @@ cdef class Results(Lender):
         return rewards, terminations, truncations
 
     cpdef tuple view(self, Lease lease, tuple lead):
+        """Arrays (*lead, ...) over the rows of a lease, which keep it."""
         return (
             self.observations.view(lease, lease.first, lead),
             array_over(lease, <char *>&self.reward_of[lease.first], lead, self.rewards.dtype),
@@ -1467,6 +1484,7 @@ cdef class Results(Lender):
         )
 
     def copy_rows(self, Results source, const Py_ssize_t[::1] rows, Py_ssize_t first):
+        """Copies rows of other frames to those from ``first`` on."""
         cdef Py_ssize_t count = len(rows)
         observations, rewards, terminations, truncations = source.gather(np.asarray(rows))
         self.observations.put_many(first, observations)
@@ -1484,9 +1502,10 @@ cdef class Results(Lender):
 
 
 cdef class Blocks(Lender):
-    """Blocks for the observations of all envs; each of them becomes an array of the user's."""
+    """Blocks, in one memory."""
 
     def __init__(self, memory, Codec observations, Py_ssize_t num_envs, Py_ssize_t num_blocks):
+        """Takes the memory of all blocks, and observations (num_blocks * num_envs, ...)."""
         super().__init__(memory, num_blocks * num_envs)
         self.observations = observations
         self.num_envs = num_envs

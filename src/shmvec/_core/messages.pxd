@@ -1,7 +1,6 @@
 from libc.stdint cimport uint32_t
 
 from shmvec._core cimport csrc as c
-from shmvec._core.memory cimport Codec
 
 
 cdef enum Kind:

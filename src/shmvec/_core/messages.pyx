@@ -19,7 +19,7 @@ from libc.string cimport memcpy, memset, strcmp
 from posix.unistd cimport close as close_descriptor
 
 from shmvec._core cimport csrc as c
-from shmvec._core.memory cimport Codec, Segment
+from shmvec._core.memory cimport Segment
 from shmvec._core.protocol cimport ACTION, FINAL, INFO, KINDS
 from shmvec._core.texts cimport PyUnicode_DATA, measure, text_of, width_of
 
@@ -33,22 +33,18 @@ import numpy as np
 from shmvec._pickling import dumps as pickled_by_value  # bound here: an env may patch the module
 
 
-# ==== messages ====================================================================================
+# ==== packed messages =============================================================================
 #
-# Messages in byte rings: dicts that are packed by a schema, or pickled where none describes them.
+# Infos (worker to parent), and observations and actions of spaces that have no fixed size.
 #
-# Infos are such messages (worker to parent), and so are observations and actions of spaces that
-# have no fixed size.
-#
-# The dicts that an env returns look alike from step to step.  The sender learns the *schema* of
-# each form: keys, nesting, types, dtypes and shapes.  It sends a schema once, and from then on only
-# the packed values with the schema's number.  A dict that no schema can describe (a key that is no
+# The dicts that an env returns look alike from step to step. The sender learns the *schema* of each
+# form: keys, nesting, types, dtypes and shapes. It sends a schema once, and from then on only the
+# packed values with the schema's number. A dict that no schema can describe (a key that is no
 # string, a subclass of dict, ...) is pickled whole; the caller sends what does not fit the ring.
 #
 # A message: tag (schema number or one of the two below), env, kind, sequence, sum, packed values.
-#
-# A sum shows damage of the ring, so that nothing damaged is unpickled, and no values are read by
-# the schema of others.  (Packed values have no sum, like those in a slab: damage makes a wrong
+# The sum shows damage of the ring, so that nothing damaged is unpickled, and no values are read by
+# the schema of others. (Packed values have no sum, like those in a slab: damage makes a wrong
 # number.)
 
 cdef extern from "Python.h":
@@ -633,12 +629,10 @@ cdef class Decoder:
         return 0
 
 
-# ==== channel =====================================================================================
+# ==== control channels ============================================================================
 #
-# Control channels: messages through a socket, each with the number of the request it belongs to.
-#
-# Channels carry commands, their results, errors and messages too large for the rings; steps do not
-# use them.
+# Commands, their results, errors and messages too large for the rings go through a socket, each
+# with the number of the request it belongs to; steps do not use it.
 #
 # No call blocks, or runs Python code between a system call and the note of its result. So when a
 # signal handler raises, the channel still knows how much of each message is read or written.
@@ -688,19 +682,21 @@ cdef packed struct Header:
 
 cdef class ChannelMessage:
     cdef readonly uint32_t sequence
-    cdef readonly bint goodbye
+    cdef readonly bint goodbye      # whether it is the last one
     cdef readonly bytes content
-    cdef readonly list descriptors
-    cdef readonly bint whole
+    cdef readonly list descriptors  # which the taker of the message closes
+    cdef readonly bint whole        # whether all came: the kernel drops what may not be opened here
 
 
 cdef class Channel:
+    """One end of a control channel."""
+
     cdef readonly int descriptor
     cdef readonly str broken      # why the channel cannot be used any more; None: it can
     cdef bint mute                # the other end reads nothing any more
     cdef list outbox              # [(frame, descriptors)]: not written yet, or only in part
     cdef Py_ssize_t written       # bytes of the first of these frames that are written
-    cdef list inbox               # [Message]: read, and not taken yet
+    cdef list inbox               # [ChannelMessage]: read, and not taken yet
     cdef char header[24]          # header of the message that is being read
     cdef Py_ssize_t header_read   # bytes of this header that were read
     cdef bytes body
@@ -708,6 +704,7 @@ cdef class Channel:
     cdef list incoming            # descriptors that came with this message
 
     def __init__(self, int descriptor):
+        """Takes over a stream socket."""
         self.descriptor = descriptor
         self.outbox = []
         self.inbox = []
@@ -723,10 +720,12 @@ cdef class Channel:
     @property
     @cython.critical_section
     def unsent(self):
+        """Whether a message has not been written yet."""
         return len(self.outbox) > 0 and not self.mute
 
     @cython.critical_section
     def put(self, uint32_t sequence, bytes content, descriptors=(), bint goodbye=False):
+        """Sends a request's message, now or as soon as there is room."""
         cdef Header header
         if len(descriptors) > MOST_DESCRIPTORS:
             raise ValueError(f"at most {MOST_DESCRIPTORS} descriptors a message")
@@ -749,11 +748,13 @@ cdef class Channel:
 
     @cython.critical_section
     def pump(self):
+        """Writes and reads; returns whether more is to be written, or any was read."""
         cdef bint more = self.fill()
         return self.flush() or more
 
     @cython.critical_section
     def find(self, uint32_t sequence):
+        """The message of a request, or None if it has not come; older ones are discarded."""
         cdef ChannelMessage message
         self.fill()
         while self.inbox:
@@ -768,6 +769,7 @@ cdef class Channel:
 
     @cython.critical_section
     def take(self, uint32_t sequence):
+        """Finds a message likewise, and gives it to the caller, with its descriptors."""
         message = self.find(sequence)
         if message is not None:
             del self.inbox[0]
@@ -775,11 +777,13 @@ cdef class Channel:
 
     @cython.critical_section
     def fail(self, why):
+        """Notes that data from this channel can no longer be trusted."""
         self.broken = self.broken or why
 
     @property
     @cython.critical_section
     def farewell(self):
+        """The goodbye of the other side, if it has come; other messages are discarded."""
         cdef ChannelMessage message
         self.fill()
         while self.inbox:
@@ -792,6 +796,7 @@ cdef class Channel:
 
     @cython.critical_section
     def close(self):
+        """Closes it, and the descriptors in messages that were not taken."""
         cdef ChannelMessage message
         if self.descriptor >= 0:
             close_descriptor(self.descriptor)

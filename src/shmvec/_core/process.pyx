@@ -1,4 +1,9 @@
-"""This process: its watchdog, family, signal handlers, output, probes, and its part of a trace."""
+"""This process: its watchdog, family, signal handlers and output; probes of its machine; traces.
+
+Most of it calls csrc, whose headers say what is done, and why: watchdog.h, family.h, handler.h,
+probe.h, trace.h. The watchdog stops while this process forks, so that the process forks with only
+the program's own threads. It continues in the parent; the child has none.
+"""
 
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
@@ -14,18 +19,6 @@ from shmvec._core cimport csrc as c
 import os
 
 import numpy as np
-
-
-# ==== process =====================================================================================
-#
-# Watchdog, family, signal handlers, output and probes of this process, over csrc.
-#
-# A watchdog ends a worker when its parent is gone, whatever its env is doing. A mark identifies the
-# processes that a worker has started. A guard wraps another library's signal handler. C's stdout
-# gets a buffer that passes on whole lines. Probes measure what hand-overs between cores cost.
-#
-# The watchdog stops while this process forks, so that the process forks with only the program's own
-# threads. It continues in the parent; the child has none.
 
 cdef extern from *:
     """
@@ -54,9 +47,15 @@ cdef char _lines[BUFSIZ]        # the buffer of C's stdout, for as long as the p
 
 
 cdef class Descriptor:
-    cdef readonly int number
+    """A file descriptor, closed when nothing refers to this object any more.
+
+    Opening and closing are in C: what a signal's handler raises loses no descriptor.
+    """
+
+    cdef readonly int number  # -1: it is closed
 
     def __cinit__(self, opens, *arguments):
+        """Calls a builtin function that opens a descriptor, and owns that."""
         self.number = -1
         self.number = opens(*arguments)
 
@@ -127,6 +126,7 @@ def reap_marked(marks):
 
 
 def is_unhandled(int number):
+    """Whether this process neither handles nor ignores a signal, in Python or C."""
     cdef sigaction_t action
     return sigaction(number, NULL, &action) == 0 and action.sa_handler == SIG_DFL
 
@@ -141,6 +141,7 @@ def guard_handler(int number, int descriptor):
 
 
 def buffer_c_lines():
+    """Has C's stdout pass on whole lines; what is in its buffer goes out first."""
     fflush(stdout)
     # After python -u the stream's own buffer has room for one byte.
     setvbuf(stdout, _lines, _IOLBF, BUFSIZ)
@@ -229,9 +230,8 @@ cdef object cost(double (*probe)(int64_t) noexcept nogil, double seconds):
     return 1e-9 * found
 
 
-# ==== trace =======================================================================================
-#
-# The rings of a trace, in which parent and workers record what they do when; see csrc/trace.h.
+# ---- traces ------------------------------------------------------------------------------------
+
 
 TRACE_KINDS = {
     c.SV_TRACE_STEP: "step",
@@ -261,13 +261,15 @@ cdef int _check(Py_ssize_t nbytes, rings, size, index) except -1:
 
 @cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
 cdef class Recorder:
+    """A writer's end of a ring of a trace; its first entry names the writer."""
+
     def __cinit__(self, memory, rings, size, index, *args, **kwargs):
         PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE)
         _check(self._export.len, rings, size, index)
 
     def __init__(self, memory, rings, size, index, pid, takes=False):
         c.sv_trace_attach(&self.trace, self._export.buf, size, index,
-                        c.SV_TRACE_TAKE if takes else c.SV_TRACE_NOTHING)
+                          c.SV_TRACE_TAKE if takes else c.SV_TRACE_NOTHING)
         now = c.sv_now_ns()
         c.sv_trace_add(&self.trace, c.SV_TRACE_ATTACH, pid, now, now)
 
@@ -281,6 +283,8 @@ def trace_bytes(rings, size):
 
 @cython.no_gc_clear  # as above
 cdef class TraceSwitch:
+    """Keeps the writers of a trace going until it is turned off or freed."""
+
     cdef Py_buffer _export
     cdef object owner
 
@@ -291,6 +295,7 @@ cdef class TraceSwitch:
         c.sv_trace_turn(self._export.buf, True)
 
     def off(self):
+        """Has writers release the memory when they next come to it."""
         c.sv_trace_turn(self._export.buf, False)
 
     def __dealloc__(self):
@@ -301,6 +306,10 @@ cdef class TraceSwitch:
 
 
 def read_trace(unsigned char[::1] memory, rings, size, index):
+    """Entries of a ring, oldest first, and how many older ones are gone.
+
+    They make no sense if the memory was damaged.
+    """
     cdef uint64_t lost
     _check(memory.shape[0], rings, size, index)
     entries = np.empty(size, _ENTRY)

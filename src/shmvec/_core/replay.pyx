@@ -1,27 +1,27 @@
 """The log of a replay: workers write what their envs do, the parent draws batches of transitions.
 
 Each env has a log of *records*, which its worker writes in order: a START is an observation that
-begins an episode; a STEP is an action, what it has earned, and the observation after it, an episode's
-last one included.  So a STEP whose predecessor is there is a transition, and no transition reaches
-across an episode, in any autoreset mode.  What was not finished is not written: the record of a step
-is published when all of it, infos included, has been accepted.
+begins an episode; a STEP is an action, what it has earned, and the observation after it, an
+episode's last one included. So a STEP whose predecessor is there is a transition, and no transition
+reaches across an episode, in any autoreset mode. What was not finished is not written: the record
+of a step is published when all of it, infos included, has been accepted.
 
 A log is circular: the record at a position is in row (position % depth) * num_envs + env, so that
 rows fill from the first to the last, and memory can be reserved as they do.
 
-    written      the worker's count.  Plain stores: the completion of the request, which the parent
+    written      the worker's count. Plain stores: the completion of the request, which the parent
                  acquires, orders them and the rows before it.
-    committed    the parent's count: it takes over `written` when it has taken the env's answer.  A
+    committed    the parent's count: it takes over `written` when it has taken the env's answer. A
                  worker that replaces another begins there; its predecessor is known to be dead.
     interrupted  the env's next step has no known predecessor: the log began in the middle of an
                  episode, or somebody has set the env's state.
 
-The parent believes nothing of this: what it reads as an index, a count or a loop's end it has copied
-when it accepted a record, and a count that a request cannot have left is an error.
+The parent believes nothing of this: what it reads as an index, a count or a loop's end it has
+copied when it accepted a record, and a count that a request cannot have left is an error.
 
 A request writes two records at most, at the positions from `committed` on, and overwrites those
-`depth` before.  A few older ones are left alone beyond that, so that a batch can be put together while
-the envs go on: by threads of C's, which take the GIL never (csrc/parallel.h).
+`depth` before. A few older ones are left alone beyond that, so that a batch can be put together
+while the envs go on: by threads of C's, which take the GIL never (csrc/parallel.h).
 """
 
 cimport cython
@@ -32,7 +32,7 @@ from posix.types cimport pid_t
 from posix.unistd cimport getpid
 
 from shmvec._core cimport csrc as c
-from shmvec._core.memory cimport Codec, Pool, data_of
+from shmvec._core.memory cimport Pool, data_of
 
 import numpy as np
 
@@ -64,6 +64,7 @@ cdef class ReplayLog:
     """The records of all envs, in memory that the parent and the workers have."""
 
     def __init__(self, memory, counts, interrupted, kinds, rewards, arrays, codecs, newest, zeros):
+        """Takes what `LogLayout.arrays` has placed; replay.pxd says what each is."""
         self.whole = memory
         self.counts, self.written = counts
         self.committed = self.counts
@@ -652,7 +653,7 @@ cdef class Sampler(ReplayLog):
     # ---- putting a batch together ------------------------------------------------------------
 
     def room(self, key, tuple shape, dtype):
-        """An array for a part of a batch: one whose memory is there, if nobody holds it any more."""
+        """An array for a part of a batch; one that nobody holds any more is handed out again."""
         cdef Pool pool = self.pools.get(key)
         if pool is None or pool.like.shape != shape:
             pool = self.pools[key] = Pool(np.empty(shape, dtype), large=True)
@@ -706,7 +707,7 @@ cdef class Sampler(ReplayLog):
         return 0
 
     cdef void fetch_row(self, Py_ssize_t i) noexcept nogil:
-        """Has the caches fetch what a row of a batch is made of: rows lie anywhere in the memory."""
+        """Has the caches fetch what a row of a batch is made of: rows lie anywhere in memory."""
         cdef Py_ssize_t j
         cdef Py_ssize_t row = self.row(self.envs[i], self.steps[i])
         cdef Py_ssize_t before = self.row(self.envs[i], self.steps[i] - 1)
