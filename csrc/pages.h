@@ -1,7 +1,7 @@
 /* pages.h — gives a fork its own copy of shared memory that is lent to the user.
  *
  * Observations that the user got as arrays of his own may lie in shared memory (see
- * _core/frames.pyx).  After a fork each of them is two arrays, of two processes: neither process may
+ * _core/caller.pyx).  After a fork each of them is two arrays, of two processes: neither process may
  * see what the other writes, and no worker may write there because one of them has given it back.
  * So while rows of such an *area* are lent, its pages are copied to private memory before a fork; the
  * fork inherits the copy and moves it to their place, and the parent discards it.  (To copy only when

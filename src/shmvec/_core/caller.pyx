@@ -9,13 +9,6 @@ which has answered; `BatchSteps` are the calls of a training loop.
 """
 
 cimport cython
-from cpython.buffer cimport (
-    PyBUF_WRITABLE,
-    PyBuffer_FillInfo,
-    PyBuffer_Release,
-    PyObject_GetBuffer,
-    Py_buffer,
-)
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
@@ -31,12 +24,10 @@ from shmvec._core.memory cimport (
     Results,
     Segment,
     address_of,
-    array_over,
     data_of,
     has_dtype,
     is_contiguous,
     ndim_of,
-    shape_of,
     size_of,
 )
 from shmvec._core.messages cimport NESTED, Decoder, Encoder, Field
@@ -118,12 +109,13 @@ cdef class Guard:
     def refuse(self):
         raise AlreadyPendingCallError(
             "another call of this vector env is under way: of another thread, or the one that this "
-            "handler of a signal or of log records has interrupted. Use it in one thread at a time, "
-            "when that call has returned.",
+            "handler of a signal or of log records has interrupted. Use it in one thread at a "
+            "time, when that call has returned.",
             "step",
         )
 
     def beside(self, function):
+        """Calls a function, even within a call by this thread."""
         cdef bint entered = c.sv_guard_enter(&self.guard, PyThread_get_thread_ident())
         if not entered and not c.sv_guard_is_mine(&self.guard, PyThread_get_thread_ident()):
             self.refuse()
@@ -134,6 +126,7 @@ cdef class Guard:
                 self.leave()
 
     def record(self, Recorder recorder):
+        """Has a trace note the end of each call; None stops it."""
         self.trace = NULL if recorder is None else &recorder.trace
         self.recorder = recorder
 
@@ -168,11 +161,17 @@ cdef class Guard:
         return self.abandon_own(self.asked_before, self.pending_before)
 
     def leave_pending(self, pending, held=None):
+        """Notes what was begun, for another call to take, and its request, if that was not sent."""
         self.beginner = PyThread_get_thread_ident()
         self.held = held
         self.pending = pending
 
     def claim(self, pending):
+        """Has the call that is under way take what is pending, or abandon it.
+
+        Returns:
+            The request that was not sent, or None, in a tuple; None: that is not pending.
+        """
         if self.pending is not pending:
             return None
         held = self.held
@@ -181,15 +180,18 @@ cdef class Guard:
         return (held,)
 
     def disown(self):
+        """In a fork: the call that is under way is the parent's."""
         c.sv_guard_leave(&self.guard)
 
     def abandon(self):
+        """Has the next call discard what is in flight."""
         self.abandoned = True
 
     def settled(self):
         self.abandoned = False
 
     def both(self, begin, finish):
+        """Calls both, one after the other; if one raises, what was asked is abandoned."""
         cdef uint64_t asked = self.asked
         cdef object pending = self.pending
         try:
@@ -231,6 +233,8 @@ def whole(method):
 
 @cython.final
 cdef class Loan:
+    """Lends what ``begin()`` returns, in a ``with`` block."""
+
     cdef Guard guard
     cdef object begin    # checks whether a loan is possible, and returns what is lent
     cdef object pending  # the guard's `pending` while the loan lasts
@@ -908,11 +912,8 @@ cdef class Links:
 
 # ==== frames ======================================================================================
 #
-# Frames of results: where results lie, when they are overwritten, and how they are lent.
-#
-# The result of an env is a *row*: observation, reward and two flags. A *frame* has a row for each
-# env: row = frame * num_envs + env. Each request names the frame for its results, and the env's
-# worker writes there. Only `Frames` chooses it:
+# Which frame has the results of which env, and which one a request names: memory.pyx says what rows
+# and frames are, and how rows are lent.
 #
 #     memory               what the user gets                     overwritten
 #     one frame            copies; with copy=False observations   by the next step
@@ -928,14 +929,11 @@ cdef class Links:
 # The parent itself writes results only of envs that are not in flight: `truncate`, `mark_truncated`
 # and `come_home` do.
 #
-# A `Lender` lends rows: it marks them, and no request names a marked row. A `Lease` clears the
-# marks: when its last array is gone, when its owner releases it, or `hold_batches` batches later.
+# The lease of a batch ends `hold_batches` batches later, if not before.
 #
-# A *block* has room for the observations of all envs. With copy=True the workers write observations
-# to the frame and to a block, and the block becomes the user's own array. So the parent need not
-# copy them, for which all workers would have to wait. Where all blocks are leased, or after a fault
-# or an interrupted call, the observations are copied from the frame. Arrays that a user holds when
-# the process forks are copied for the fork: csrc/pages.h.
+# With copy=True the workers write large observations to the frame and to a block. So the parent
+# need not copy them, for which all workers would have to wait. Where all blocks are leased, or
+# after a fault or an interrupted call, the observations are copied from the frame.
 #
 # The numbers in requests: first the frames at home, in the segment; then the same frames with each
 # of the blocks; then the frames of rollouts, in memory of their own.

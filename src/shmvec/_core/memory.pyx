@@ -567,7 +567,7 @@ cdef class Insight:
         cdef uint64_t[:, :, ::1] words = found
         for env in range(num_envs):
             c.sv_timings_read(c.sv_segment_timings(self.segment.base, &self.segment.plan, env),
-                            &words[env, 0, 0])
+                              &words[env, 0, 0])
         return found
 
     def wrappers(self):
@@ -1511,7 +1511,7 @@ cdef class Blocks(Lender):
         self.num_envs = num_envs
         self.num_blocks = num_blocks
         if not c.sv_area_add(&self.area, self.export.buf, self.export.len, &self.marks[0],
-                           num_blocks * num_envs):
+                             num_blocks * num_envs):
             raise MemoryError
         self.added = True
 

@@ -34,9 +34,7 @@ from shmvec._core import messages
 from shmvec._pickling import copied_from
 
 
-# ==== worker ======================================================================================
-#
-# A worker's hot loop: wait for a request, step the envs of its range, answer.
+# ==== one env after the other =====================================================================
 #
 # Rare cases (commands, errors, messages too large for the ring) go through the ``host``, Python
 # code with five methods: ``command(sequence) -> (reset arguments or None, results)``,
@@ -117,10 +115,10 @@ cdef class WorkerLoop:
     cdef c.sv_bell *bell
     cdef c.sv_completion *completion
     cdef c.sv_waiter waiter
-    cdef c.sv_counts tally          # the counts of this process
-    cdef c.sv_counters *counters    # where these counts are published
-    cdef c.sv_activity *activity    # where it is published what is being done
-    cdef c.sv_timings *timings      # the histograms of its envs
+    cdef c.sv_counts tally        # the counts of this process
+    cdef c.sv_counters *counters  # where these counts are published
+    cdef c.sv_activity *activity  # where it is published what is being done
+    cdef c.sv_timings *timings    # the histograms of its envs
     cdef int64_t made_at          # when this was made, by the clock
     cdef uint64_t made_at_ticks   # the same in ticks, from which the length of a tick follows
     cdef double ns_per_tick
@@ -129,7 +127,7 @@ cdef class WorkerLoop:
     cdef int64_t call_began
     cdef uint64_t lap             # when the current step began, in ticks
     cdef Recorder recorder        # the recorder of a trace
-    cdef c.sv_trace *trace          # the ring of this recorder; NULL: no trace
+    cdef c.sv_trace *trace        # the ring of this recorder; NULL: no trace
     cdef Encoder messages
     cdef Decoder action_messages  # None: actions lie in a slab
     cdef Codec actions
@@ -228,7 +226,7 @@ cdef class WorkerLoop:
     def publish_words(self, words):
         cdef bytes text = packed_words(words)
         c.sv_text_publish(c.sv_segment_text(self.segment.base, &self.segment.plan, self.index),
-                        text, len(text))
+                          text, len(text))
 
     def record(self, Recorder recorder):
         """Starts recording a trace; None stops it."""
@@ -249,13 +247,14 @@ cdef class WorkerLoop:
         while True:
             with nogil:
                 found = c.sv_wait_request(&self.waiter, self.bell, &self.requests, self.index,
-                                        SLICE_NS)
+                                          SLICE_NS)
             if found == c.SV_WAIT_CORRUPT:
                 raise RuntimeError("the segment is damaged: the request ring makes no sense")
             if found == c.SV_WAIT_SLICE:
                 if not parent_alive():
                     return False
-                c.sv_ring_announce(&self.completions)  # the parent may wait because of a damaged tail
+                # The parent may wait because of a damaged tail.
+                c.sv_ring_announce(&self.completions)
                 if doze is not None and c.sv_now_ns() - idle_since >= DOZE_AFTER_NS:
                     c.sv_bell_doze(self.bell)
                     if self.waiter.homing:  # as for a park: see wait.h
@@ -273,7 +272,7 @@ cdef class WorkerLoop:
                 idle_since = c.sv_now_ns()
 
     def busy(self):
-        """What is being done: (env, whether it is a reset, seconds); None: nothing."""
+        """What is being done: (env, "step", "reset" or "call", seconds); None: nothing."""
         cdef int64_t elapsed
         cdef uint64_t busy = c.sv_busy_for(self.activity, c.sv_now_ns(), &elapsed)
         if busy == 0:
@@ -505,7 +504,7 @@ cdef class WorkerLoop:
             <int64_t>(self.ns_per_tick * <double><int64_t>(now - self.lap)) - in_reset)
         if self.trace is not NULL:
             c.sv_trace_add(self.trace, c.SV_TRACE_STEP, <uint32_t>(self.first_env + i),
-                         self.time_of(self.lap), self.time_of(now))
+                           self.time_of(self.lap), self.time_of(now))
         return 0
 
     cdef int reset_range(self, Py_ssize_t begin, Py_ssize_t end, object seeds, object options,
@@ -612,7 +611,7 @@ cdef class WorkerLoop:
             raise messages.unsendable(env, what, value, error) from error
 
     cdef tuple reset_arguments(self, Py_ssize_t i, object seed, object options, bint explicit):
-        """Seed and options of a reset, and whether it has any, after a restart or a failed reset."""
+        """Seed and options of a reset, also after a restart or a failed one, and if it has any."""
         if self.retries and i in self.retries:
             lost_seed, lost_options = self.retries[i]
             explicit = True
@@ -651,7 +650,7 @@ cdef class WorkerLoop:
             c.sv_timing_add(&self.timings[i].reset, elapsed)
             if self.trace is not NULL:
                 c.sv_trace_add(self.trace, c.SV_TRACE_RESET, <uint32_t>(self.first_env + i), start,
-                             start + elapsed)
+                               start + elapsed)
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(
                 f"env {self.first_env + i}: reset() returned {_described(result)}; expected the "
@@ -750,9 +749,7 @@ cdef class WorkerLoop:
         return 0
 
 
-# ==== overlap =====================================================================================
-#
-# A worker's loop where several of its envs are in ``step`` or ``reset`` at once.
+# ==== several envs at once ========================================================================
 #
 # The envs run elsewhere: in a thread each, or as coroutines. This loop takes requests, has envs
 # begin (``executor.start``), and notes which have come to their end (``finish``). When all envs of
@@ -820,7 +817,8 @@ cdef class OverlappedLoop(WorkerLoop):
 
     def begin(self, Py_ssize_t i, str doing, int64_t since):
         """Publishes what env i does since when, by the monotonic clock."""
-        c.sv_busy_begin(&self.timings[i].activity, c.sv_busy(self.first_env + i, DOING[doing]), since)
+        c.sv_busy_begin(
+            &self.timings[i].activity, c.sv_busy(self.first_env + i, DOING[doing]), since)
 
     def end(self, Py_ssize_t i):
         """Publishes that env i is done."""
@@ -917,7 +915,7 @@ cdef class OverlappedLoop(WorkerLoop):
         if self.in_progress == 0:
             self.counted_from = c.sv_now_ns()
             c.sv_busy_begin(&self.counters.activity, c.sv_busy(self.first_env, c.SV_IN_SEVERAL),
-                          self.counted_from)
+                            self.counted_from)
         self.in_progress += 1
         self.executor.start(i, what, argument)
         return 0
@@ -954,7 +952,7 @@ cdef class OverlappedLoop(WorkerLoop):
         self.in_step = self.in_reset = 0
         return 0
 
-    # ---- times: those of the envs, not of their replays ----------------------------------------
+    # ---- times: those of the envs, not of their replays --------------------------------------
 
     cdef int note_step(self, Py_ssize_t i, uint64_t now, int64_t in_reset) except -1:
         cdef int64_t began
@@ -963,7 +961,8 @@ cdef class OverlappedLoop(WorkerLoop):
         c.sv_timing_add(&self.timings[i].step, ended - began)
         self.in_step += ended - began
         if self.trace is not NULL:
-            c.sv_trace_add(self.trace, c.SV_TRACE_STEP, <uint32_t>(self.first_env + i), began, ended)
+            c.sv_trace_add(
+                self.trace, c.SV_TRACE_STEP, <uint32_t>(self.first_env + i), began, ended)
         return 0
 
     cdef int64_t reset_took(self, Py_ssize_t i, int64_t *start) except -1:

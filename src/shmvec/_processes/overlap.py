@@ -1,7 +1,7 @@
 """Envs of a worker that are in ``step`` or ``reset`` at once: in a thread each, or as coroutines.
 
 An executor runs what the worker's loop has envs begin, and gives it replays of the envs in their
-place: see ``shmvec._core.overlap``. ``EnvThreads`` keeps a thread for each env, in which the env is
+place: see ``_core/worker.pyx``. ``EnvThreads`` keeps a thread for each env, in which the env is
 built, used and closed. ``event_loop`` has the executor of envs of coroutine functions.
 
 With ``spare_envs=k`` an env of the vector env is played by k + 1 copies in turn: its episode n by
