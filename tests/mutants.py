@@ -123,8 +123,12 @@ MISTAKES = r"""
 
 = seed-not-noted src/shmvec/_core/caller.pyx -
   a restarted env is seeded :: test_fault_policy.py faults/test_restart_faults.py
--                self.last_seeds[env] = (<tuple>arguments[i])[0]
+-                self.last_seeds[env] = of_env[0]
 +                pass
+
+= stale-seed src/shmvec/_core/caller.pyx -
+  a restarted env is seeded :: test_fault_policy.py faults/test_restart_faults.py
+-        self.seeds.put(env, NOTHING)  # the worker knows what the lost one had
 
 = endless-timeout src/shmvec/_core/caller.pyx 759c820
   a timeout of infinity is none :: test_time_limits.py test_partial.py test_async_calls.py

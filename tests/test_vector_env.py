@@ -4,12 +4,14 @@ import gc
 import sys
 import warnings
 import weakref
+from contextlib import closing
+from copy import copy
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter, Spaces
-from equality import assert_equals_sync, assert_same_steps
+from equality import MODES, assert_equals_sync, assert_same, assert_same_steps
 from gymnasium.vector import SyncVectorEnv
 from tables import deep, first
 
@@ -76,6 +78,58 @@ def test_seeding(num_workers):
     assert envs.np_random_seed == (big, big + 1, big + 2)
     assert all(isinstance(r, np.random.Generator) for r in envs.np_random)
     envs.close()
+
+
+class Told(Counter):
+    """Notes what each reset is given."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=abs(seed or 0))
+        self.received[-1] = seed, type(seed), options
+        return observation, info
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"num_workers": 2},
+        {"num_workers": 0},
+        *deep({"num_workers": 2, "caller_steps": True}, {"num_workers": 1, "overlap": 2}),
+    ],
+    ids=str,
+)
+def test_resets_are_given_what_sync_gives(how):
+    seeds = (
+        None,
+        [0, 2**63 - 1, None],
+        [-(2**63), 2**63, None],
+        [-1, None, -(2**63) - 1],
+        [None, None, None],
+        7,
+    )
+    mask = {"reset_mask": np.array([True, False, True])}
+    masks = [mask, mask | {"level": 2}] if len(MODES) > 1 else []  # Gymnasium 1.0 knows none
+    ours, theirs = ShmVectorEnv([Told] * 3, **how), SyncVectorEnv([Told] * 3)
+    with closing(ours), closing(theirs):
+        for options in (None, {}, {"level": 1}, *masks):
+            for seed in seeds:
+                assert_same(
+                    *(envs.reset(seed=seed, options=copy(options)) for envs in (ours, theirs))
+                )
+        assert ours.get_attr("received") == theirs.get_attr("received")
+
+
+@pytest.mark.parametrize("num_workers", [2, *deep(0)])
+def test_a_seed_that_an_env_refuses(num_workers):
+    ours, theirs = ShmVectorEnv(fns(9, 9, 9), num_workers=num_workers), SyncVectorEnv(fns(9, 9, 9))
+    with closing(ours), closing(theirs):
+        messages = []
+        for envs in (ours, theirs):
+            with pytest.raises(gym.error.Error, match="-1") as refused:
+                envs.reset(seed=[2, -1, 4])
+            messages.append(str(refused.value))
+        assert messages[0] == messages[1]
+        np.testing.assert_equal(ours.reset(seed=5)[0], theirs.reset(seed=5)[0])
 
 
 @pytest.mark.parametrize("num_workers", [2, *deep(0)])

@@ -180,6 +180,9 @@ class Copies:
         return loads(self._pickled)
 
 
+EMPTY = Copies({})
+
+
 def copied_from(value: Any) -> Any:
     """A new copy, if this is Copies; else the value itself."""
     return value.take() if type(value) is Copies else value

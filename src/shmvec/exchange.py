@@ -56,7 +56,7 @@ from shmvec._hints import add_note, naming_limits
 from shmvec._memory.layout import ActionRows
 from shmvec._options import Settings, described, exchange_settings
 from shmvec._processes.assembly import agree, assemble, workers_for
-from shmvec._processes.commands import copies_of_each, packed_command, packed_reset
+from shmvec._processes.commands import copies_of_each, packed_command
 from shmvec._processes.host import EnvFn, HostedEnv
 from shmvec._processes.inline import Workers
 from shmvec._processes.recovery import Recovery
@@ -335,32 +335,21 @@ class Exchange(OwnsProcesses, BatchSteps):
             Exception: As :meth:`ask`. Nothing was sent.
         """
         self._settled()
-        self._ask_reset(envs, seeds, options, repeat)
+        self._ask_reset(envs, seeds, options, together=envs is None, repeat=repeat)
 
     def _ask_reset(
         self,
         envs: npt.ArrayLike | None = None,
         seeds: Sequence[int | None] | None = None,
         options: Sequence[Any] | None = None,
-        repeat: bool = True,
+        **how: bool,
     ) -> None:
         ledger, workers = self._open()
         chosen = self._asked(envs)
         if not len(chosen):
             return
         workers.doing = "reset"
-        if seeds is None and options is None:
-            ledger.reset(chosen)
-            return
-        ledger.check(chosen)
-        options = copies_of_each(workers, options)
-        packed = packed_reset(workers, chosen.tolist(), seeds, options)
-        order = np.argsort(chosen)
-        arguments = [
-            (None if seeds is None else seeds[row], None if options is None else options[row])
-            for row in order.tolist()
-        ]
-        ledger.command(chosen[order], packed, arguments, repeat=repeat)
+        ledger.reset(chosen, seeds, copies_of_each(workers, options), **how)
 
     def _command(self, name: str, payload: Any, envs: npt.ArrayLike | None) -> None:
         """Asks envs for a "call" (name, args, kwargs) or to "set_attr" (name, {env: value})."""
@@ -575,7 +564,7 @@ class Exchange(OwnsProcesses, BatchSteps):
         """
         self._check_pending("reset_async", alone=True)
         ledger, _ = self._settled()
-        self._ask_reset(envs, seeds, options)
+        self._ask_reset(envs, seeds, options, together=True)
         infos = self._results(ledger, gather, arrays=False)[-1]
         return self._frames.observe(), infos
 
@@ -735,7 +724,7 @@ class Exchange(OwnsProcesses, BatchSteps):
             workers.doing = "step"
             ledger.step_all(arguments[0])
         elif operation == "reset":
-            self._ask_reset(*arguments)
+            self._ask_reset(*arguments, together=True)
         else:
             payload, self._called = arguments
             self._command("call", payload, self._called)
@@ -956,7 +945,7 @@ class Exchange(OwnsProcesses, BatchSteps):
         else:
             workers.kept.put(name, size, descriptor)
         workers.doing = name
-        ledger.command(self._everyone, packed, None, [] if descriptor is None else [descriptor])
+        ledger.command(self._everyone, packed, [] if descriptor is None else [descriptor])
         # A worker that died instead of answering has received the memory at its restart.
         rest = self._take_all(ledger, None, arrays=False)[2]
         raise_failures(rest[1] if rest else [])

@@ -13,7 +13,7 @@ _NAMES = {
     "caller": "Alarms Batch BatchSteps DEAD DONE DOWN Frames Guard Ledger Links Loan MESSAGE "
     "OVERDUE RAISED TIME_UP exclusive whole",
     "memory": "ACTION_ITEMSIZE ActionCodec ArrayCodec Blocks COUNTERS Codec DictCodec Insight "
-    "Lease MappedMemory MessageCodec OtherShapeError Results Segment TEXT_HEAD TextCodec "
+    "Lease MappedMemory MessageCodec OtherShapeError Results Seeds Segment TEXT_HEAD TextCodec "
     "TupleCodec release reserve_pages segment_bytes",
     "messages": "Channel copied pickle_value",
     "process": "Descriptor Recorder TRACE_KINDS TraceSwitch buffer_c_lines clock_cost core_rates "

@@ -22,6 +22,7 @@ from shmvec._core.memory cimport (
     MessageCodec,
     Pool,
     Results,
+    Seeds,
     Segment,
     address_of,
     data_of,
@@ -1745,6 +1746,7 @@ cdef class Ledger:
     cdef Inbox inbox
     cdef object pack              # makes a message of actions that do not fit a ring
     cdef Codec actions
+    cdef Seeds seeds
     cdef list encoders            # by worker, for actions as messages; None: actions lie in a slab
     cdef bint resets_in_step      # autoreset: by the step that ends an episode
     cdef bint resets_in_next_step # autoreset: by the step after that
@@ -1824,6 +1826,7 @@ cdef class Ledger:
         self.inbox = Inbox(
             links, slabs, self.workers, self.states, self.sequences, self.flags)
         self.actions = slabs.actions
+        self.seeds = slabs.seeds
         if isinstance(self.actions, MessageCodec):
             self.encoders = [None] * links.num_workers
         self.unfinished = [[] for _ in range(links.num_workers)]
@@ -2072,7 +2075,7 @@ cdef class Ledger:
             self.check_none_over(envs)
         if rollout_frame is None:
             self.frames.come_home(self.num_singles)
-            self.choose_frames(envs, False)
+            self.choose_frames(envs)
         elif envs.shape[0] < self.num_envs:
             self.frames.check_away()
         self.links.sequence += <uint32_t>envs.shape[0]  # these numbers are gone if this fails
@@ -2103,33 +2106,72 @@ cdef class Ledger:
                     lasts[envs[i]] = self.frames.last_observation(envs[i], False)
         return lasts
 
-    def reset(self, const Py_ssize_t[::1] envs):
-        """Asks each of these envs to reset, without seed or options."""
+    def reset(self, const Py_ssize_t[::1] envs, seeds=None, options=None, *, bint together=False,
+              bint repeat=True):
+        """Asks each of these envs to reset.
+
+        Args:
+            envs: Indices of envs.
+            seeds: A seed, or None, for each of these. None: none at all.
+            options: Likewise.
+            together: As for `step`.
+            repeat: Whether a reset that is lost is repeated with its seed and options.
+        """
         cdef uint32_t base = self.links.sequence
+        cdef dict late = None
+        cdef Py_ssize_t i
+        cdef list arguments = None
+        cdef bint fit = True
         self.links.enter(c.SV_TRACE_SEND)
         self.check(envs)
         if self.log is not None:
             self.log.asked(envs)
-        self.ranging = self.in_ranges
+        if seeds is not None or options is not None:
+            arguments = [(None if seeds is None else seeds[i],
+                          None if options is None else options[i]) for i in range(envs.shape[0])]
+            for of_env in arguments:
+                fit = fit and self.seeds.fits(of_env)
+        self.ranging = together or self.in_ranges
         self.frames.come_home(self.num_singles)
-        self.choose_frames(envs, False)
+        self.choose_frames(envs)
         self.links.sequence += <uint32_t>envs.shape[0]
-        self.note_reset(envs, None, True)
-        self.post(envs, RESET, base + 1, None, None)
+        if not fit:
+            late = self.send_arguments(envs, arguments, base + 1)
+        self.note_reset(envs, arguments, fit, repeat)
+        self.post(envs, RESET, base + 1, late, None)
 
-    cdef int note_reset(self, const Py_ssize_t[::1] envs, list arguments, bint repeat) except -1:
+    cdef dict send_arguments(self, const Py_ssize_t[::1] envs, list arguments, uint32_t sequence):
+        """Sends (seed, options) of resets, with the first request to each worker; returns its env."""
+        cdef dict late = {}
+        cdef dict of_workers = {}  # worker: (its first env, the request's number, the message)
+        cdef Py_ssize_t i
+        for i in range(envs.shape[0]):
+            first = envs[i], sequence + <uint32_t>i, []
+            of_workers.setdefault(self.workers[envs[i]], first)[2].append((envs[i], arguments[i]))
+        for worker, (env, number, message) in of_workers.items():
+            late[env] = self.pack(message)
+            self.links.channels[worker].put(number, late[env])
+        self.links.talking = True
+        return late
+
+    cdef int note_reset(self, const Py_ssize_t[::1] envs, list arguments, bint in_slab,
+                        bint repeat) except -1:
         """Notes the (seed, options) of the envs' resets, so that a lost reset can be repeated.
 
-        This is part of a commit: it uses the ledger's own memory only.
+        This is part of a commit: it uses the ledger's own memory and the slab only.
         """
         cdef Py_ssize_t i
         cdef Py_ssize_t env
+        cdef tuple of_env = NOTHING
         for i in range(envs.shape[0]):
             env = envs[i]
+            if arguments is not None:
+                of_env = <tuple>arguments[i]
             self.resets[env] += 1
-            self.asked_with[env] = arguments[i] if repeat and arguments is not None else NOTHING
-            if arguments is not None and (<tuple>arguments[i])[0] is not None:
-                self.last_seeds[env] = (<tuple>arguments[i])[0]
+            self.asked_with[env] = of_env if repeat else NOTHING
+            if of_env[0] is not None:
+                self.last_seeds[env] = of_env[0]
+            self.seeds.put(env, of_env if in_slab else None)
         return 0
 
     cdef int post(self, const Py_ssize_t[::1] envs, uint32_t operation, uint32_t sequence,
@@ -2145,7 +2187,9 @@ cdef class Ledger:
         links.guard.note_asked()
         while i < envs.shape[0]:
             env = envs[i]
-            count = 1 if late or self.num_broken > 0 else self.together(envs, i)
+            count = 1
+            if operation == RESET or not (late or self.num_broken > 0):
+                count = self.together(envs, i)
             for j in range(i, i + count):
                 self.frames.aim_chosen(envs[j])
             if operation == STEP and env in self.after and self.after[env][1]:  # it is not asked
@@ -2185,65 +2229,47 @@ cdef class Ledger:
             return count
         return all_of_it if count == all_of_it else 1
 
-    def command(self, const Py_ssize_t[::1] envs, dict packed, list resets=None, descriptors=(),
-                bint repeat=True):
+    def command(self, const Py_ssize_t[::1] envs, dict packed, descriptors=()):
         """Asks the workers of these envs to carry out a command.
 
         Args:
             envs: Indices of envs, ascending.
             packed: The message of each worker whose envs these are.
-            resets: (seed, options) of each env, for a command that resets them; None: for others.
             descriptors: Descriptors that are sent with each message.
-            repeat: Whether a reset that is lost is repeated with its seed and options.
         """
         cdef Links links = self.links
         cdef uint32_t worker
         cdef Py_ssize_t i
-        cdef Py_ssize_t frame
         cdef uint32_t sequence
         links.enter(c.SV_TRACE_SEND)
         self.check(envs)
         if self.log is not None:
             self.log.asked(envs)
-        if resets is not None:
-            self.frames.come_home(self.num_singles)
-            self.choose_frames(envs, True)
         links.sequence += 1
         sequence = links.sequence
         for worker in packed:  # first: without a request a message is discarded
             links.channels[worker].put(sequence, packed[worker], descriptors)
         links.talking = True
         links.guard.note_asked()
-        if resets is not None:
-            self.note_reset(envs, resets, repeat)
         for i in range(envs.shape[0]):
-            if resets is not None:
-                self.frames.aim_chosen(envs[i])
             worker = self.workers[envs[i]]
             if i + 1 == envs.shape[0] or self.workers[envs[i + 1]] != worker:
-                frame = self.frames.frame_of(envs[i]) if resets is not None else 0
                 links.request(worker, sequence, COMMAND, links.firsts[worker],
-                              links.counts[worker], frame)
+                              links.counts[worker], 0)
                 self.open_requests += 1
         for i in range(envs.shape[0]):
-            self.enter(envs[i], COMMAND if resets is None else RESET, sequence)
+            self.enter(envs[i], COMMAND, sequence)
         self.ranges_in_flight = True
         links.ring(self.mask_of(envs))
 
-    cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker) except -1:
+    cdef int choose_frames(self, const Py_ssize_t[::1] envs) except -1:
         """Finds room for the results of these envs, or raises; nothing is sent by then."""
         cdef Py_ssize_t i = 0
         cdef Py_ssize_t count
         if not self.frames.several:
             return self.frames.choose_for(envs)
         while i < envs.shape[0]:
-            count = 1
-            if by_worker:  # envs are in order
-                while (i + count < envs.shape[0]
-                       and self.workers[envs[i + count]] == self.workers[envs[i]]):
-                    count += 1
-            else:
-                count = self.together(envs, i)
+            count = self.together(envs, i)
             self.frames.choose_for(envs[i:i + count])
             i += count
         return 0
@@ -2669,6 +2695,7 @@ cdef class Ledger:
         """Asks an env to reset in place of its request; the caller rings the bell."""
         cdef Links links = self.links
         links.sequence += 1
+        self.seeds.put(env, NOTHING)  # the worker knows what the lost one had
         links.request(self.workers[env], links.sequence, RESET, <uint32_t>env, 1,
                       self.frames.frame_of(env))
         self.open_requests += 1

@@ -1,6 +1,6 @@
 from cpython.buffer cimport Py_buffer
 from cpython.object cimport PyObject
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int64_t, uint8_t
 
 from shmvec._core cimport csrc as c
 
@@ -119,6 +119,14 @@ cdef class MessageCodec(Codec):
     cdef object arrays
     cdef object joined(self, envs, object arrays)
     cdef list split(self, object batch, Py_ssize_t count)
+
+
+cdef class Seeds:
+    cdef int64_t[::1] values
+    cdef uint8_t[::1] flags
+    cdef bint fits(self, tuple arguments) except -1
+    cdef int put(self, Py_ssize_t env, tuple arguments) except -1
+    cdef tuple get(self, Py_ssize_t env)
 
 
 cdef class Lender:

@@ -16,6 +16,7 @@ from cpython.buffer cimport (
     Py_buffer,
 )
 from cpython.list cimport PyList_GET_ITEM
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_INCREF
@@ -31,6 +32,8 @@ from itertools import groupby
 from weakref import ref
 
 import numpy as np
+
+from shmvec._pickling import EMPTY
 
 
 # ==== arrays ======================================================================================
@@ -1341,6 +1344,49 @@ cdef object _empty(object space):
         return tuple([_empty(part) for part in space.spaces])
     values = create_empty_array(space, 1)
     return None if values is None else values[0]
+
+
+cdef enum:
+    SEEDED = 1
+    EMPTY_OPTIONS = 2  # options={}, which masked resets have
+    SENT = 4           # seed and options are in a message
+
+
+cdef class Seeds:
+    """Slab with the seed of each env's reset, which the caller writes and the env's worker reads."""
+
+    def __init__(self, values, flags):
+        self.values, self.flags = values, flags
+
+    cdef bint fits(self, tuple arguments) except -1:
+        """Whether seed and options have room here, and come out of it as they are."""
+        cdef int overflow = 0
+        seed, options = arguments
+        if type(seed) is int:
+            PyLong_AsLongLongAndOverflow(seed, &overflow)
+        elif seed is not None:
+            return False
+        return overflow == 0 and (options is None or options is EMPTY)
+
+    cdef int put(self, Py_ssize_t env, tuple arguments) except -1:
+        """Notes seed and options, which fit, of an env's next reset; None: they are sent."""
+        if arguments is None:
+            self.flags[env] = SENT
+            return 0
+        seed, options = arguments
+        self.flags[env] = EMPTY_OPTIONS if options is not None else 0
+        if seed is not None:
+            self.flags[env] |= SEEDED
+            self.values[env] = seed
+        return 0
+
+    cdef tuple get(self, Py_ssize_t env):
+        """Seed and options of an env's reset; None: they were sent."""
+        cdef uint8_t flags = self.flags[env]
+        if flags & SENT:
+            return None
+        return (self.values[env] if flags & SEEDED else None,
+                EMPTY if flags & EMPTY_OPTIONS else None)
 
 
 # ==== results =====================================================================================

@@ -6,7 +6,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmvec._core cimport csrc as c
-from shmvec._core.memory cimport Blocks, Codec, MessageCodec, Results, Segment, packed_words
+from shmvec._core.memory cimport Blocks, Codec, MessageCodec, Results, Seeds, Segment, packed_words
 from shmvec._core.messages cimport Decoder, Encoder
 from shmvec._core.process cimport Recorder
 from shmvec._core.protocol cimport (
@@ -37,9 +37,9 @@ from shmvec._pickling import copied_from
 # ==== one env after the other =====================================================================
 #
 # Rare cases (commands, errors, messages too large for the ring) go through the ``host``, Python
-# code with five methods: ``command(sequence) -> (reset arguments or None, results)``,
-# ``late_actions(sequence) -> [(env, action)]``, ``send_late(sequence, messages, failures,
-# results)`` ``trace(sequence)`` and ``misfit(env, observation, error) -> error``.
+# code with five methods: ``command(sequence) -> results``, ``late_arguments(sequence) ->
+# [(env, action or (seed, options))]``, ``send_late(sequence, messages, failures, results)``,
+# ``trace(sequence)`` and ``misfit(env, observation, error) -> error``.
 
 # What an env was doing, for error messages.
 OPERATIONS = {STEP: "step", RESET: "reset", COMMAND: "call", CLOSE: "close"}
@@ -131,6 +131,7 @@ cdef class WorkerLoop:
     cdef Encoder messages
     cdef Decoder action_messages  # None: actions lie in a slab
     cdef Codec actions
+    cdef Seeds seeds
     cdef Codec finals
     cdef Results home             # frames in the segment
     cdef Results rollouts         # frames after these, in memory of their own; None: there are none
@@ -151,6 +152,7 @@ cdef class WorkerLoop:
     cdef bint timed               # there are time limits: operations need their time of beginning
     cdef bint mends               # an env that has raised is reset, not given up
     cdef bytearray over           # envs that their next step resets
+    cdef dict resets              # env: (seed, options) of its last reset that a message came for
     cdef dict retries             # env: (seed, options) for its next reset without arguments
     cdef object operation         # what an env is doing, for messages of errors
     cdef dict given               # env: action that came as a message, not in the slab
@@ -188,6 +190,7 @@ cdef class WorkerLoop:
         self.messages = Encoder(segment, index, first_env, len(envs), True)
         self.home = slabs.results
         self.actions = slabs.actions
+        self.seeds = slabs.seeds
         self.finals = slabs.finals
         self.blocks = slabs.blocks
         self.num_blocks = 0 if self.blocks is None else self.blocks.num_blocks
@@ -204,6 +207,7 @@ cdef class WorkerLoop:
         self.timed = timed
         self.mends = mends
         self.over = bytearray(len(envs))
+        self.resets = {}
         self.retries = {}
         if resets is not None:  # this worker replaces another one
             self.over[:] = bytes([self.resets_in_next_step]) * len(envs)
@@ -358,7 +362,6 @@ cdef class WorkerLoop:
         """Carries out a request; returns the results of a command."""
         global in_wrappers_ns
         cdef object results = None
-        cdef object arguments
         cdef int64_t start
         cdef int64_t reset_ns
         cdef int64_t wrappers_ns = in_wrappers_ns
@@ -371,14 +374,12 @@ cdef class WorkerLoop:
             self.tally.wrappers_ns += in_wrappers_ns - wrappers_ns
             in_wrappers_ns = wrappers_ns  # an env that holds a vector env counts its own alone
         elif operation == RESET:
-            self.reset_range(begin, end, None, None, None)
+            self.take_resets(request)
+            self.reset_range(begin, end)
         elif operation == COMMAND:
             # From here to the answer: its message and results, too, may take long.
             c.sv_busy_begin(self.activity, c.sv_busy(self.first_env, c.SV_IN_CALL), c.sv_now_ns())
-            arguments, results = self.host.command(self.sequence)
-            if arguments is not None:
-                seeds, options, mask = arguments
-                self.reset_range(begin, end, seeds, options, mask)
+            results = self.host.command(self.sequence)
         elif operation != CLOSE:
             raise RuntimeError(f"the segment is damaged: operation {operation}")
         return results
@@ -388,10 +389,16 @@ cdef class WorkerLoop:
         if self.action_messages is not None:
             self.receive_actions(request.operation & LATE, request.count)
         elif request.operation & LATE:  # actions of a shape for which the slab has no room
-            self.given = dict(self.host.late_actions(self.sequence))
+            self.given = dict(self.host.late_arguments(self.sequence))
             self.tally.late += len(self.given)
         elif self.given:
             self.given.clear()
+        return 0
+
+    cdef int take_resets(self, const c.sv_record *request) except -1:
+        """Takes the seeds and options of this and further resets that are not in the slab."""
+        if request.operation & LATE:
+            self.resets.update(self.host.late_arguments(request.sequence))
         return 0
 
     cdef int begin_laps(self, int64_t now) except -1:
@@ -448,7 +455,7 @@ cdef class WorkerLoop:
             finally:
                 decoder.release()
         if late:
-            for env, action in self.host.late_actions(self.sequence):
+            for env, action in self.host.late_arguments(self.sequence):
                 self.actions.write(env, action)
                 self.tally.late += 1
                 expected -= 1
@@ -507,16 +514,13 @@ cdef class WorkerLoop:
                            self.time_of(self.lap), self.time_of(now))
         return 0
 
-    cdef int reset_range(self, Py_ssize_t begin, Py_ssize_t end, object seeds, object options,
-                         object mask) except -1:
+    cdef int reset_range(self, Py_ssize_t begin, Py_ssize_t end) except -1:
         cdef Py_ssize_t i
         for i in range(begin, end):
-            if mask is not None and not mask[i]:
-                continue
             self.operation = "reset"
             try:
-                self.reset_one(i, None if seeds is None else seeds[i],
-                               None if options is None else options[i], True)
+                seed, options = self.asked_with(i)
+                self.reset_one(i, seed, options, True)
             except BaseException as error:
                 self.fail(i, error)
             if forked:
@@ -609,6 +613,11 @@ cdef class WorkerLoop:
             return messages.copied(value)
         except Exception as error:
             raise messages.unsendable(env, what, value, error) from error
+
+    cdef tuple asked_with(self, Py_ssize_t i):
+        """Seed and options that a reset was asked with."""
+        cdef tuple arguments = self.seeds.get(self.first_env + i)
+        return self.resets[self.first_env + i] if arguments is None else arguments
 
     cdef tuple reset_arguments(self, Py_ssize_t i, object seed, object options, bint explicit):
         """Seed and options of a reset, also after a restart or a failed one, and if it has any."""
@@ -770,9 +779,6 @@ cdef class Request:
     cdef Py_ssize_t pending    # envs that have not come to their end
     cdef dict given            # of a step: as in WorkerLoop
     cdef dict undecodable
-    cdef object seeds          # of a reset
-    cdef object options
-    cdef object mask
     cdef object call           # a command for each env; else None
     cdef list outcomes         # of that, by env: (value, error), or None
 
@@ -871,21 +877,18 @@ cdef class OverlappedLoop(WorkerLoop):
             if self.in_progress == 0:
                 c.sv_busy_begin(&self.counters.activity, c.sv_busy(self.first_env, c.SV_IN_CALL),
                               c.sv_now_ns())
-            arguments, request.call = self.host.received(record.sequence)
-            if arguments is not None:
-                request.seeds, request.options, request.mask = arguments
-            else:
-                request.outcomes = [None] * len(self.envs)
-        elif operation != RESET:
+            request.call = self.host.received(record.sequence)
+            request.outcomes = [None] * len(self.envs)
+        elif operation == RESET:
+            self.take_resets(record)
+        else:
             raise RuntimeError(f"the segment is damaged: operation {operation}")
         request.pending = 1  # until all have begun
         for i in range(begin, end):
             if request.call is not None:
                 if request.call.is_for(self.first_env + i):
                     self.start(i, request, "call", request.call)
-            elif request.mask is not None and not request.mask[i]:
-                continue
-            elif operation != STEP:
+            elif operation == RESET:
                 self.start_reset(i, request, True)
             elif self.first_env + i in request.undecodable and not self.over[i]:
                 pass  # its replay is not asked
@@ -901,9 +904,8 @@ cdef class OverlappedLoop(WorkerLoop):
         return True
 
     cdef int start_reset(self, Py_ssize_t i, Request request, bint explicit) except -1:
-        seed, options, explicit = self.reset_arguments(
-            i, None if request.seeds is None else request.seeds[i],
-            None if request.options is None else request.options[i], explicit)
+        seed, options = self.asked_with(i) if explicit else (None, None)
+        seed, options, explicit = self.reset_arguments(i, seed, options, explicit)
         self.start(i, request, "reset", {"seed": seed, "options": options} if explicit else {})
         return 0
 
@@ -934,7 +936,7 @@ cdef class OverlappedLoop(WorkerLoop):
             self.begin_laps(c.sv_now_ns())
             self.step_range(begin, end)
         else:
-            self.reset_range(begin, end, request.seeds, request.options, request.mask)
+            self.reset_range(begin, end)
         self.count_time()
         self.answer(record, results)
         return 0

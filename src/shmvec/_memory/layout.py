@@ -30,6 +30,7 @@ from shmvec._core import (
     MessageCodec,
     OtherShapeError,
     Results,
+    Seeds,
     Segment,
     TextCodec,
     TupleCodec,
@@ -65,12 +66,14 @@ class Slabs:
     Attributes:
         results: Frames of results: observations, rewards (float64) and flags (bool).
         actions: The codec of the actions.
+        seeds: The seeds of resets.
         finals: The codec of the last observations of episodes; None unless resets overwrite them.
         blocks: Blocks to which observations are written as well; None: there are none.
     """
 
     results: Results
     actions: Codec
+    seeds: Seeds
     finals: Codec | None
     blocks: Blocks | None
 
@@ -195,6 +198,7 @@ class Layout:
             Slabs,
             self._results(place, memory, make, self.num_frames),
             self._actions(place, make),
+            make(Seeds, place((n,), np.int64), place((n,), np.uint8)),
             self._observations(place, make, n)
             if self.final_observations and not self.observation_messages
             else None,

@@ -10,12 +10,12 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from shmvec._pickling import Copies
+from shmvec._pickling import EMPTY, Copies
 from shmvec._processes.control import Late
 from shmvec._processes.inline import Workers
 from shmvec.faults import Failure
 
-__all__ = ["Unreadable", "copies_of_each", "packed_command", "packed_reset", "read_late"]
+__all__ = ["Unreadable", "copies_of_each", "packed_command", "read_late"]
 
 _UNCHANGING = (type(None), bool, int, float, str, bytes)
 
@@ -35,33 +35,14 @@ def copies_of_each(workers: Workers, values: Sequence[Any] | None) -> list[Any] 
 
 
 def _copies_of(workers: Workers, value: Any) -> Any:
+    if type(value) is dict and not value:
+        return EMPTY
     try:
         return Copies(value)
     except Exception:
         if workers.processes:
             raise
         return value
-
-
-def packed_reset(
-    workers: Workers,
-    envs: Sequence[int],
-    seeds: Sequence[int | None] | None,
-    options: Sequence[Any] | None,
-) -> dict[int, Any]:
-    """Messages, by worker, that reset envs with arguments."""
-    rows = {env: row for row, env in enumerate(envs)}
-    packed = {}
-    for index, owned in enumerate(workers.ranges):
-        if not any(env in rows for env in owned):
-            continue
-        payload = tuple(
-            None if given is None else [given[rows[e]] if e in rows else None for e in owned]
-            for given in (seeds, options)
-        )
-        mask = [env in rows for env in owned]
-        packed[index] = workers.pack(("reset", (*payload, None if all(mask) else mask)))
-    return packed
 
 
 def packed_command(

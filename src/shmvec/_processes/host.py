@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import gymnasium as gym
 
@@ -32,11 +32,6 @@ from shmvec._processes.overlap import (
     refuse_records,
 )
 from shmvec.faults import EnvTimeoutError, Failure, add_note
-
-if TYPE_CHECKING:  # seeds, options and mask (which envs to reset), one item an env
-    ResetArguments: TypeAlias = tuple[
-        Sequence[int | None] | None, Sequence[Any] | None, Sequence[bool] | None
-    ]
 
 __all__ = ["Call", "EnvFn", "EnvHost", "HostedEnv", "Mailbox"]
 
@@ -280,23 +275,21 @@ class EnvHost:
         else:
             self._loop.serve(alarm.parent_alive, alarm.doze)
 
-    def command(self, sequence: int) -> tuple[ResetArguments | None, list[Any] | None]:
-        """Receives a command and carries it out; returns the arguments of a reset to the loop."""
-        arguments, call = self.received(sequence)
-        return arguments, None if call is None else self.results_of(call, self._called(call))
+    def command(self, sequence: int) -> list[Any]:
+        """Receives a command and carries it out."""
+        call = self.received(sequence)
+        return self.results_of(call, self._called(call))
 
-    def received(self, sequence: int) -> tuple[ResetArguments | None, Call | None]:
-        """Receives a command: the arguments of a reset, or a call."""
+    def received(self, sequence: int) -> Call:
+        """Receives a command."""
         packed, descriptors = self.mailbox.receive(sequence)
         name, payload = self.mailbox.unpack(packed)
-        if name == "reset":
-            return payload, None
         if name in ("rollout", "replay"):
             if payload:
                 self._take(name, payload, descriptors[0])
             else:
                 self._stop_recording()
-            return None, Call(name, lambda env, index: None, chosen=())
+            return Call(name, lambda env, index: None, chosen=())
         if name == "call":
             attribute, arguments, chosen, lent = payload
 
@@ -307,7 +300,7 @@ class EnvHost:
                 args, kwargs = ((), {}) if arguments is None else copied_from(arguments)
                 return found(*args, **kwargs)
 
-            return None, Call(attribute, run, lent, chosen)
+            return Call(attribute, run, lent, chosen)
         if name != "set_attr":
             raise RuntimeError(f"worker {self.index} was sent a command it does not know: {name!r}")
         attribute, values = payload
@@ -315,7 +308,7 @@ class EnvHost:
         def assign(env: gym.Env[Any, Any], index: int) -> None:
             env.set_wrapper_attr(attribute, copied_from(values[index]))
 
-        return None, Call(f"set_attr({attribute!r})", assign, chosen=values, for_copies=True)
+        return Call(f"set_attr({attribute!r})", assign, chosen=values, for_copies=True)
 
     def interrupt(self, limits: tuple[float | None, float | None]) -> None:
         """Raises EnvTimeoutError inside an env's step or reset that takes too long."""
@@ -394,11 +387,11 @@ class EnvHost:
         assert self._layout is not None
         return misfit(env, self._layout.observation_space, observation, error)
 
-    def late_actions(self, sequence: int) -> list[tuple[int, Any]]:
-        """Receives the actions (env, action) that did not fit the ring."""
+    def late_arguments(self, sequence: int) -> list[tuple[int, Any]]:
+        """Receives what has no room in a slab or ring: an env's action, or its seed and options."""
         packed, _ = self.mailbox.receive(sequence)
-        actions: list[tuple[int, Any]] = self.mailbox.unpack(packed)
-        return actions
+        arguments: list[tuple[int, Any]] = self.mailbox.unpack(packed)
+        return arguments
 
     def send_late(
         self,
