@@ -7,7 +7,7 @@ which types of users' names depend.
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 _NAMES = {
     "caller": "Alarms Batch BatchSteps DEAD DONE DOWN Frames Guard Ledger Links Loan MESSAGE "
@@ -23,7 +23,7 @@ _NAMES = {
     "worker": "FAULT_POINTS OverlappedLoop WorkerLoop die_at end_forks watch_forks",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = list(_MODULES)  # noqa: PLE0605
+__all__ = list(_MODULES)
 
 if find_spec("shmvec._core.memory") is None:  # pragma: no cover - depends on the installation
     raise ImportError(
@@ -34,6 +34,7 @@ if find_spec("shmvec._core.memory") is None:  # pragma: no cover - depends on th
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeVar
 
     Method = TypeVar("Method", bound=Callable[..., Any])
     exclusive: Callable[[Method], Method]

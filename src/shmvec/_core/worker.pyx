@@ -294,6 +294,8 @@ cdef class WorkerLoop:
     def serve_pending(self):
         """Serves what is in the request ring; False after CLOSE."""
         cdef c.sv_record request
+        cdef uint32_t operation
+        cdef Py_ssize_t begin
         cdef int found
         while True:
             found = c.sv_ring_try_pop(&self.requests, &request)
@@ -301,20 +303,21 @@ cdef class WorkerLoop:
                 raise RuntimeError("the segment is damaged: the request ring makes no sense")
             if found != c.SV_RING_YES:
                 return True
-            if not self.execute(&request):
+            c.SV_FAULT(1)
+            begin = self.first_of(&request)
+            operation = request.operation & OPERATION
+            if operation == TRACE:
+                self.host.trace(request.sequence)
+            else:
+                self.execute(&request, operation, begin, begin + request.count)
+            if operation == CLOSE:
                 return False
 
-    cdef bint execute(self, c.sv_record *request) except -1:
-        """Carries out a request and answers it; False after CLOSE."""
+    cdef int execute(self, c.sv_record *request, uint32_t operation, Py_ssize_t begin,
+                     Py_ssize_t end) except -1:
+        """Carries out a request and answers it."""
         cdef object results
         cdef Py_ssize_t i
-        cdef Py_ssize_t begin = self.first_of(request)
-        cdef Py_ssize_t end = begin + request.count
-        cdef uint32_t operation = request.operation & OPERATION
-        c.SV_FAULT(1)
-        if operation == TRACE:
-            self.host.trace(request.sequence)
-            return True
         self.aim(request)
         try:
             results = self.carry_out(request, operation, begin, end)
@@ -326,8 +329,7 @@ cdef class WorkerLoop:
             self.late = []
             doing = OPERATIONS.get(operation, "call")
             self.failures = [(self.first_env + i, doing, error) for i in range(begin, end)]
-        self.answer(request, results)
-        return operation != CLOSE
+        return self.answer(request, results)
 
     cdef Py_ssize_t first_of(self, const c.sv_record *request) except -1:
         """The place of a request's first env among this worker's."""
@@ -527,7 +529,7 @@ cdef class WorkerLoop:
                 end_forks()
         return 0
 
-    def action_of(self, Py_ssize_t env):
+    cpdef object action_of(self, Py_ssize_t env):
         """The last action of an env."""
         return self.given[env] if self.given else self.actions.read(env)
 
@@ -541,8 +543,7 @@ cdef class WorkerLoop:
         c.sv_busy_begin(
             self.activity, c.sv_busy(env, c.SV_IN_STEP),
             c.sv_now_ns() if self.timed else self.time_of(self.lap))
-        action = self.given[env] if self.given else self.actions.read(env)
-        result = self.steppers[i].step(action)
+        result = self.steppers[i].step(self.action_of(env))
         if forked:
             end_forks()
         if type(result) is not tuple:
@@ -842,11 +843,7 @@ cdef class OverlappedLoop(WorkerLoop):
         self.in_progress -= 1
         if request.call is not None:
             request.outcomes[i] = outcome
-        request.pending -= 1
-        if request.pending == 0:
-            self.close_request(request)
-        if self.in_progress == 0:
-            c.sv_busy_begin(&self.counters.activity, 0, 0)
+        self.count_down(request)
 
     def close(self):
         """Answers the request to close; all other requests are answered."""
@@ -854,21 +851,15 @@ cdef class OverlappedLoop(WorkerLoop):
 
     # ---- requests ----------------------------------------------------------------------------
 
-    cdef bint execute(self, c.sv_record *record) except -1:
-        """Has the envs of a request begin; False after CLOSE."""
+    cdef int execute(self, c.sv_record *record, uint32_t operation, Py_ssize_t begin,
+                     Py_ssize_t end) except -1:
+        """Has the envs of a request begin."""
         cdef Py_ssize_t i
-        cdef Py_ssize_t begin = self.first_of(record)
-        cdef Py_ssize_t end = begin + record.count
-        cdef uint32_t operation = record.operation & OPERATION
         cdef Request request = Request()
-        c.SV_FAULT(1)
-        if operation == TRACE:
-            self.host.trace(record.sequence)
-            return True
         request.record = record[0]
         if operation == CLOSE:
             self.closing = request
-            return False
+            return 0
         self.sequence = record.sequence
         if operation == STEP:
             self.take_actions(record)
@@ -896,12 +887,7 @@ cdef class OverlappedLoop(WorkerLoop):
                 self.start_reset(i, request, False)
             else:
                 self.start(i, request, "step", self.action_of(self.first_env + i))
-        request.pending -= 1
-        if request.pending == 0:
-            self.close_request(request)
-        if self.in_progress == 0:
-            c.sv_busy_begin(&self.counters.activity, 0, 0)
-        return True
+        return self.count_down(request)
 
     cdef int start_reset(self, Py_ssize_t i, Request request, bint explicit) except -1:
         seed, options = self.asked_with(i) if explicit else (None, None)
@@ -922,8 +908,16 @@ cdef class OverlappedLoop(WorkerLoop):
         self.executor.start(i, what, argument)
         return 0
 
+    cdef int count_down(self, Request request) except -1:
+        """Answers a request if all of its envs have come to their end."""
+        request.pending -= 1
+        if request.pending == 0:
+            self.close_request(request)
+        if self.in_progress == 0:
+            c.sv_busy_begin(&self.counters.activity, 0, 0)
+        return 0
+
     cdef int close_request(self, Request request) except -1:
-        """Answers a request all of whose envs have come to their end."""
         cdef c.sv_record *record = &request.record
         cdef Py_ssize_t begin = self.first_of(record)
         cdef Py_ssize_t end = begin + record.count
@@ -942,7 +936,7 @@ cdef class OverlappedLoop(WorkerLoop):
         return 0
 
     cdef int count_time(self) except -1:
-        """Counts the time since when envs are busy, as steps and resets by what these have taken."""
+        """Counts for how long envs have been busy, as steps and resets by what these have taken."""
         cdef int64_t now = c.sv_now_ns()
         cdef int64_t each = self.in_step + self.in_reset
         if each > 0:
