@@ -489,7 +489,6 @@ cdef class WorkerLoop:
             steps, reset_ns = self.tally.steps, self.tally.reset_ns
             try:
                 if self.over[i]:
-                    self.operation = "reset"
                     self.reset_one(i, None, None, False)
                 else:
                     self.operation = "step"
@@ -519,7 +518,6 @@ cdef class WorkerLoop:
     cdef int reset_range(self, Py_ssize_t begin, Py_ssize_t end) except -1:
         cdef Py_ssize_t i
         for i in range(begin, end):
-            self.operation = "reset"
             try:
                 seed, options = self.asked_with(i)
                 self.reset_one(i, seed, options, True)
@@ -595,7 +593,6 @@ cdef class WorkerLoop:
         # Copies: an env may reuse its arrays in reset().
         cdef object final_obs = None if kept else self.copied(env, "observation", observation)
         cdef object final_info = self.copied(env, "info", info)
-        self.operation = "reset"
         observation, info = self.reset_env(i, None, None, False)
         self.observe(env, observation)
         if not isinstance(info, dict):
@@ -639,6 +636,7 @@ cdef class WorkerLoop:
         """The observation and info of a reset."""
         cdef int64_t start = c.sv_now_ns()
         cdef int64_t elapsed
+        self.operation = "reset"
         self.tally.resets += 1
         if self.retries:
             seed, options, explicit = self.reset_arguments(i, seed, options, explicit)
@@ -687,10 +685,7 @@ cdef class WorkerLoop:
     cdef int observe(self, Py_ssize_t env, object observation) except -1:
         """Writes an observation to its slab, or sends it as a message."""
         if self.observation_messages:
-            try:
-                self.send(env, OBSERVATION, {"": observation})
-            except Exception as error:
-                raise messages.unsendable(env, "observation", observation, error) from error
+            self.send(env, OBSERVATION, {"": observation}, "observation", observation)
         else:
             try:
                 self.results.observations.write(self.row + env, observation)
@@ -730,14 +725,17 @@ cdef class WorkerLoop:
                                 f"{info!r}. Return {{}} where there is nothing to say")
         elif len(<dict>info) == 0:
             return 0
-        try:
-            self.send(env, kind, info)
-        except Exception as error:
-            raise messages.unsendable(env, "info", info, error) from error
-        return 0
+        return self.send(env, kind, info, "info", info)
 
-    cdef int send(self, Py_ssize_t env, uint32_t kind, object message) except -1:
-        if self.messages.encode(env, kind, message, self.sequence):
+    cdef int send(self, Py_ssize_t env, uint32_t kind, object message, str what,
+                  object value) except -1:
+        """Sends a message, now or by the host; `what` is its `value`, for messages of errors."""
+        cdef bint sent
+        try:
+            sent = self.messages.encode(env, kind, message, self.sequence)
+        except Exception as error:
+            raise messages.unsendable(env, what, value, error) from error
+        if sent:
             self.flags |= MESSAGES
         else:
             if kind == FINAL:
@@ -768,7 +766,7 @@ cdef class WorkerLoop:
 # they have raised. So results, their order and their errors are those of a worker that steps its
 # envs one by one, and the loop alone writes to rings and slabs. Requests are answered in the order
 # in which they come to their end. In place of ``command`` the host has ``received(sequence) ->
-# (reset arguments or None, call)`` and ``results_of(call, outcome of an env)``.
+# call`` and ``results_of(call, outcome of an env)``.
 
 cdef dict DOING = {"step": c.SV_IN_STEP, "reset": c.SV_IN_RESET, "call": c.SV_IN_CALL}
 
@@ -803,7 +801,7 @@ cdef class OverlappedLoop(WorkerLoop):
         self.alone = True
         c.sv_counter_set(&self.counters.overlaps, 1)
         for i in range(len(self.envs)):  # a predecessor may have died in an env
-            c.sv_busy_begin(&self.timings[i].activity, 0, 0)
+            self.end(i)
 
     def execute_by(self, executor):
         """Takes the executor: ``start(i, "step", action)``, or "reset" and the arguments, or "call"
