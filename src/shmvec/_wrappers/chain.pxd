@@ -71,7 +71,7 @@ cdef class Chain:
     cdef readonly object env
     cdef object build         # makes what follows
     cdef Stepper first
-    cdef readonly list notes  # (name of a class, why it is not compiled; "": it is), outermost first
+    cdef readonly list notes  # (name of a class, why it is not compiled or ""), outermost first
     cdef Owner owner
     cdef public bint steps_env  # whether the env beneath all wrappers has a twin
     cdef int builds

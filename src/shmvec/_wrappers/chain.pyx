@@ -1,10 +1,10 @@
 """A chain of wrappers, some of which are stepped by compiled twins.
 
 A twin does what the ``step`` of a wrapper's class does, on the wrapper's own attributes: they are
-true whenever somebody looks, and who changes them is obeyed. At each step a twin sees to it that the
-wrapper's class, its ``env`` and its methods are those that it was made for; if not, the wrapper's
-own method is called, and the chain is made anew before the next step.
-Only ``step`` is compiled: ``reset``, which is rare, stays Python.
+true whenever somebody looks, and who changes them is obeyed. At each step a twin sees to it that
+the wrapper's class, its ``env`` and its methods are those that it was made for; if not, the
+wrapper's own method is called, and the chain is made anew before the next step. Only ``step`` is
+compiled: ``reset``, which is rare, stays Python.
 """
 
 cimport cython

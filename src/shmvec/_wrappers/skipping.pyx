@@ -1,8 +1,9 @@
 """Twins of wrappers that take several frames a step: MaxAndSkipEnv and its kin.
 
-MaxAndSkipEnv and MaxAndSkipObservation look at the last two frames only, and have an env that leaves
-observations out make these in their buffer. An episode that ends within the others leaves the frames
-of the step before. AtariPreprocessing looks at none: it asks the emulator for its screen.
+MaxAndSkipEnv and MaxAndSkipObservation look at the last two frames only, and have an env that
+leaves observations out make these in their buffer. An episode that ends within the others leaves
+the frames of the step before. AtariPreprocessing looks at none: it asks the emulator for its
+screen.
 """
 
 cimport cython
