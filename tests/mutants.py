@@ -215,8 +215,8 @@ MISTAKES = r"""
 
 = close-waits-for-the-new src/shmvec/_processes/supervisor.py 8e443c0
   close ends :: faults/test_closed_meanwhile.py
--        if self._begun in waiting:  # its start was interrupted, and it was not dismissed
--            waiting.remove(self._begun)
+-            # Nor for those that are started in place of others.
+-            if index not in self._starting and index != self._begun
 
 = socket-is-inherited src/shmvec/_processes/worker.py 90b773e
   a death is noticed at once :: faults/test_deaths.py faults/test_families.py

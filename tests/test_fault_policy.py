@@ -409,7 +409,7 @@ def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(dies, monkey
     with frail(2, num_workers=2) as envs:
         envs.reset(seed=1)
         before = [process.pid for process in envs.exchange.processes]
-        meanwhile(monkeypatch, supervisor.Supervisor, "finish", 2, interrupted)
+        meanwhile(monkeypatch, supervisor.Supervisor, "go_on", 2, interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.restart()
         if dies:  # what it has started already
@@ -528,6 +528,7 @@ def test_envs_of_a_worker_that_is_well_are_closed_before_it_is_replaced(how, tmp
             if how == "restart":
                 envs.restart()
         assert envs.stats().faults.restarts >= 2
+        envs.get_attr("spec")  # which waits for workers that are being replaced
         assert len(os.listdir(tmp_path)) == 4
     assert os.listdir(tmp_path) == []
 

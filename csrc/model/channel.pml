@@ -41,7 +41,6 @@
  *     or of a channel is one step.  Most are one step here as well; `post` is more, and right.
  *   - Whether a drop waits for the messages of answers that it has already: here it may (`patient`)
  *     or leave them to be dropped by their numbers.
- *   - That several successors are built at the same time: here one after the other.
  *   - That a worker's memory for large results has room for several: here for those of one request.
  *     It is lent with a request, if none of the worker's other units is out, and is the worker's
  *     until the parent has what it has written there (parcels.py).
@@ -81,7 +80,6 @@
  *   POP_SPLIT        Ctrl-C between taking an answer and noting it
  *   TAKE_FIRST       Ctrl-C between taking a message and noting it
  *   EOF_AS_DEATH     a death is noticed when the socket's other end is closed: a helper holds it
- *   BLAME_ANOTHER    a death while another's successor is built is taken for that one's
  *   TRUST_LATE       an answer of the dead is waited for though its message is lost
  *   LOOK_ONCE        a worker that is being replaced is not looked after: Ctrl-C, and nobody goes
  *                    on with it

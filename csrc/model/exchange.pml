@@ -52,6 +52,9 @@ inline fill(w)
 #if DEATHS
         :: part == REPORT ->
            assert(!half[w] && building[w]);
+#ifdef LOSE_ONCE
+           is_lost[w] = false;
+#endif
            building[w] = false
 #endif
         fi;
@@ -131,12 +134,13 @@ inline post(u)
 #endif
 }
 
-#if TRACES
 #if DEATHS
 #define is_up(w) (!building[w])
 #else
 #define is_up(w) true
 #endif
+
+#if TRACES
 #define may_tell(w) (is_up(w) && len(requests[w]) <= CAPACITY - OF_A_WORKER - 2)
 
 /* caller.pyx: record, of one worker. */
@@ -158,14 +162,15 @@ inline record(w)
 }
 #endif
 
-/* caller.pyx: step, and the like. */
+/* caller.pyx: step, and the like.  What is asked of a worker that is being replaced would be lost:
+ * exchange.py: _asked. */
 inline ask()
 {
     calls++;
     do
     :: u < UNITS ->
        if
-       :: state[u] == IDLE -> post(u)
+       :: state[u] == IDLE && is_up(worker_of(u)) -> post(u)
 #ifdef PARTIAL
        :: true
 #endif
@@ -370,8 +375,8 @@ inline begin(w)
     }
 }
 
-/* recovery.py: _rebuild.  It has taken what the dead one had to say, all or some of it. */
-inline rebuild(w)
+/* recovery.py: _go_on.  It has taken what the dead one had to say, all or some of it. */
+inline replace(w)
 {
 #ifdef LOSE_ONCE
     if
@@ -389,46 +394,36 @@ inline rebuild(w)
     :: else
     fi;
 #endif
-    begin(w);
-    do /* supervisor.py: finish */
-    :: !building[w] -> break
-    :: dead[w] -> break
-    :: flush(w)
-    :: fill(w)
-#ifdef BLAME_ANOTHER
-    :: dead[1 - w] -> assert(false)
-#endif
-    od;
-#ifdef LOSE_ONCE
-    is_lost[w] = dead[w]
-#endif
+    begin(w)
 }
 
 /* supervisor.py: dead */
 inline look(w)
 {
 #if defined(EOF_AS_DEATH)
-    dead[w] && !helper[w] -> rebuild(w)
+    dead[w] && !helper[w] -> replace(w)
 #elif defined(LOOK_ONCE)
     dead[w] ->
     if
-    :: !is_down[w] -> is_down[w] = true; rebuild(w); is_down[w] = false
+    :: !is_down[w] -> is_down[w] = true; replace(w); is_down[w] = false
     :: else
     fi
 #else
-    dead[w] -> rebuild(w)
+    dead[w] -> replace(w)
 #endif
 }
 
-/* caller.pyx: revive, of whatever is lost by now. */
+#define may_revive(u) (state[u] == LOST && is_up(worker_of(u)))
+
+/* caller.pyx: revive, of whatever is lost by now, and has a successor that is built. */
 inline revive()
 {
     do
     :: u < UNITS ->
        if
-       :: state[u] == LOST -> post(u)
-       :: state[u] == LOST -> d_step { state[u] = READY; answered[u] = asked[u] }
-       :: state[u] != LOST
+       :: may_revive(u) -> post(u)
+       :: may_revive(u) -> d_step { state[u] = READY; answered[u] = asked[u] }
+       :: !may_revive(u)
        fi;
        u++
     :: else -> u = 0; break
@@ -449,7 +444,7 @@ inline fill_late(w)
 inline wait()
 {
     do
-    :: dropping && !any(OUT) && !(patient && any(OWED)) -> break
+    :: dropping && !any(OUT) && !(patient && any(OWED)) && is_up(0) && is_up(WORKERS - 1) -> break
     :: !dropping && !any(OUT) && !any(OWED) && !any(LOST) -> break
 #ifdef PARTIAL
     :: !dropping && any(READY) -> break
@@ -464,7 +459,7 @@ inline wait()
     each(fetch)
 #if DEATHS
     each(look)
-    :: !dropping && any(LOST) -> revive()
+    :: !dropping && (may_revive(0) || may_revive(1) || may_revive(2)) -> revive()
 #endif
     od
 }
@@ -546,10 +541,6 @@ active proctype parent()
                i++
             :: else -> i = 0; break
             od;
-#endif
-#if DEATHS
-            doomed[0] = doomed[0] || building[0]; /* supervisor.py: finish ends it */
-            doomed[WORKERS - 1] = doomed[WORKERS - 1] || building[WORKERS - 1];
 #endif
             interrupted = false;
             u = 0; content = 0; number = 0; part = 0;

@@ -39,8 +39,8 @@ from shmvec._arguments import (
 from shmvec._autoreset import Autoreset, AutoresetMode
 from shmvec._core import (
     DONE,
-    DOWN,
     TIME_UP,
+    UP,
     Batch,
     BatchSteps,
     Frames,
@@ -280,20 +280,13 @@ class Exchange(OwnsProcesses, BatchSteps):
 
     # ---- asking ------------------------------------------------------------------------------
 
-    def _ready(self) -> tuple[Ledger, Workers]:
-        """The ledger and the workers, all of them alive as far as is known."""
-        ledger, workers = self._ledger, self._workers
-        if ledger is None or workers is None:
-            ledger, workers = self._open()
-        if ledger.links.down:  # a restart was interrupted: a request sent now would be lost
-            self._handle(DOWN)
-        return ledger, workers
-
-    def _settled(self) -> tuple[Ledger, Workers]:
+    def _settled(self, deadline: float | None = None) -> tuple[Ledger, Workers]:
         """The ledger and the workers, once abandoned answers are discarded."""
-        ledger, workers = self._ready()
-        if self.guard.abandoned:
-            self._discard(ledger)
+        ledger, workers = self._open()
+        if self.guard.abandoned and not self._discard(ledger, deadline):
+            raise multiprocessing.TimeoutError(
+                "timed out: answers to a call that was broken off are still waited for"
+            )
         return ledger, workers
 
     def _chosen(self, envs: npt.ArrayLike | None) -> Envs:
@@ -305,12 +298,15 @@ class Exchange(OwnsProcesses, BatchSteps):
             return self._everyone[:0]
         return checked_env_ids(envs, self.num_envs)
 
-    def _asked(self, envs: npt.ArrayLike | None) -> Envs:
-        """Indices of envs that are asked, none of which has left."""
+    def _asked(self, envs: npt.ArrayLike | None, deadline: float | None = None) -> Envs:
+        """Indices of envs that are asked, none of which has left; waits for their workers."""
         chosen = self._chosen(envs)
         gone = self._left.intersection(chosen.tolist()) if self._left else ()
         if gone:
             raise ValueError(f"envs {sorted(gone)} have left: they cannot be asked")
+        # What is asked of a worker that is being replaced would be lost.
+        if self._open()[0].links.down and not self._wait(UP, chosen, deadline):
+            raise multiprocessing.TimeoutError("timed out: a worker is still being replaced")
         return chosen
 
     @exclusive
@@ -351,10 +347,16 @@ class Exchange(OwnsProcesses, BatchSteps):
         workers.doing = "reset"
         ledger.reset(chosen, seeds, copies_of_each(workers, options), **how)
 
-    def _command(self, name: str, payload: Any, envs: npt.ArrayLike | None) -> None:
+    def _command(
+        self,
+        name: str,
+        payload: Any,
+        envs: npt.ArrayLike | None,
+        deadline: float | None = None,
+    ) -> None:
         """Asks envs for a "call" (name, args, kwargs) or to "set_attr" (name, {env: value})."""
         ledger, workers = self._open()
-        chosen = self._asked(envs)
+        chosen = self._asked(envs, deadline)
         if not len(chosen):
             return
         ledger.check(chosen)
@@ -402,13 +404,14 @@ class Exchange(OwnsProcesses, BatchSteps):
             EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker died, and the policy does not restart it.
         """
-        ledger, _ = self._settled()
+        deadline = _deadline(timeout)
+        ledger, _ = self._settled(deadline)
         if gather is True:
             gather = self._gatherer
         if envs is None and count is None and timeout is None:
             taken = self._take_all(ledger, gather, everyone, arrays)
         else:
-            chosen, among = self._waited_for(ledger, envs, count, least, timeout)
+            chosen, among = self._waited_for(ledger, envs, count, least, deadline)
             taken = ledger.take(chosen, gather, everyone, arrays, among)
         return Answers(taken[0], *taken[1], *taken[2][:2])
 
@@ -436,12 +439,12 @@ class Exchange(OwnsProcesses, BatchSteps):
         envs: npt.ArrayLike | None,
         count: int | None,
         least: int | None,
-        timeout: float | None,
+        deadline: float | None,
     ) -> tuple[Envs, Collection[int] | None]:
         """Waits for envs; returns the ready ones, and those whose failures are taken with them."""
         if count is None:
             these = None if envs is None else self._chosen(envs)
-            self._wait_within(these, timeout)
+            self._wait_within(these, deadline)
             if these is None:
                 return ledger.ready(), None
             return ledger.ready_among(these), set(these.tolist())
@@ -453,11 +456,10 @@ class Exchange(OwnsProcesses, BatchSteps):
                 "`ask_reset`).",
                 "recv",
             )
-        done = self._wait(wanted, deadline=_deadline(timeout))
+        done = self._wait(wanted, deadline=deadline)
         if not done and (least is None or ledger.num_ready == 0):
             raise multiprocessing.TimeoutError(
-                f"The call to `recv` has timed out after {timeout} second(s): "
-                f"{ledger.num_ready} of {wanted} envs are ready."
+                f"The call to `recv` has timed out: {ledger.num_ready} of {wanted} envs are ready."
             )
         if ledger.raised:
             return self._everyone[:0], None
@@ -477,8 +479,9 @@ class Exchange(OwnsProcesses, BatchSteps):
         Raises:
             Exception: As :meth:`take`, but for a time that is up.
         """
-        ledger, _ = self._settled()
-        self._wait(min(count, ledger.num_in_flight), deadline=_deadline(timeout))
+        deadline = _deadline(timeout)
+        ledger, _ = self._settled(deadline)
+        self._wait(min(count, ledger.num_in_flight), deadline=deadline)
         ready: int = ledger.num_ready
         return ready + len(ledger.raised)
 
@@ -592,9 +595,10 @@ class Exchange(OwnsProcesses, BatchSteps):
             WorkerCrashError: A worker died; if it was restarted, the exchange can still be used.
             Exception: As :meth:`ask`; whatever an env raises; or the arguments cannot be pickled.
         """
-        self._settled()
-        self._command("call", (name, args, dict(kwargs or {})), envs)
-        return self._returned(envs, timeout)
+        deadline = _deadline(timeout)
+        self._settled(deadline)
+        self._command("call", (name, args, dict(kwargs or {})), envs, deadline)
+        return self._returned(envs, deadline)
 
     @whole
     def set_attr(self, name: str, values: Mapping[int, Any]) -> None:
@@ -621,12 +625,13 @@ class Exchange(OwnsProcesses, BatchSteps):
         Raises:
             Exception: As :meth:`call`.
         """
-        ledger, workers = self._settled()
+        deadline = _deadline(timeout)
+        ledger, workers = self._settled(deadline)
         chosen = self._chosen(envs).tolist()
-        self._command("call", ("close", (), {}), envs)
+        self._command("call", ("close", (), {}), envs, deadline)
         self._left.update(chosen)
         try:
-            self._returned(envs, timeout)
+            self._returned(envs, deadline)
         except multiprocessing.TimeoutError:  # no later call may wait for these
             for index, owned in enumerate(workers.ranges):
                 if workers.is_here(index):  # its envs have closed: the caller has called them
@@ -640,12 +645,12 @@ class Exchange(OwnsProcesses, BatchSteps):
             self.guard.abandon()
 
     def _returned(
-        self, envs: npt.ArrayLike | None = None, timeout: float | None = None
+        self, envs: npt.ArrayLike | None = None, deadline: float | None = None
     ) -> list[Any]:
         """Waits for a command: one result for each of its envs, in the given order."""
         ledger, workers = self._open()
         order = self._chosen(envs)
-        self._wait_within(order, timeout)
+        self._wait_within(order, deadline)
         ready, among = ledger.ready_among(order), set(order.tolist())
         taken = ledger.take(ready, None, False, False, among)
         _, failures, results, unanswered = taken[2]
@@ -707,9 +712,9 @@ class Exchange(OwnsProcesses, BatchSteps):
             Exception: As :meth:`ask`, :meth:`ask_reset` and :meth:`call`.
         """
         self._check_pending(f"{pending.value}_async", alone=True)
-        ledger, _ = self._ready()
-        held = None
-        if self.guard.abandoned and not self._wait(deadline=time.monotonic()):
+        ledger, _ = self._open()
+        held, now = None, time.monotonic()
+        if ledger.links.down or self.guard.abandoned and not self._wait(deadline=now):
             if pending.value == "step":  # the caller may change its actions before `finish`
                 arguments = copying.deepcopy(arguments)
             held = partial(self._ask_for, pending.value, *arguments)
@@ -721,6 +726,7 @@ class Exchange(OwnsProcesses, BatchSteps):
     def _ask_for(self, operation: str, *arguments: Any) -> None:
         ledger, workers = self._open()
         if operation == "step":
+            self._asked(None)
             workers.doing = "step"
             ledger.step_all(arguments[0])
         elif operation == "reset":
@@ -754,7 +760,7 @@ class Exchange(OwnsProcesses, BatchSteps):
                 f"Calling `{operation}_wait` without any prior call to `{operation}_async`.",
                 operation,
             )
-        ledger, _ = self._ready()
+        ledger, _ = self._open()
         (held,) = claimed
         if timeout is not None or held is not None:
             self._wait_until_sent(ledger, held, operation, timeout)
@@ -778,6 +784,8 @@ class Exchange(OwnsProcesses, BatchSteps):
         """Waits for all envs; asks them first, if an abandoned call kept ``begin`` from it."""
         deadline = _deadline(timeout)
         done = self._wait(deadline=deadline)
+        if held is not None:
+            done = done and self._wait(UP, self._everyone, deadline)
         if done and held is not None:
             self._discard(ledger)
             held()
@@ -865,9 +873,11 @@ class Exchange(OwnsProcesses, BatchSteps):
     @exclusive
     def restart(self, envs: npt.ArrayLike | None = None) -> None:
         """Restarts the workers of some envs; see :meth:`shmvec.ShmVectorEnv.restart`."""
-        self._ready()
+        self._open()
+        chosen = self._chosen(envs)
         with self._closing():
-            self._recovery.restart(self._chosen(envs).tolist())
+            self._recovery.restart(chosen.tolist())
+        self._wait(UP, chosen)
 
     @exclusive
     def recycle(self, envs: Collection[int] | None = None) -> Collection[int]:
@@ -938,6 +948,7 @@ class Exchange(OwnsProcesses, BatchSteps):
             Exception: As :meth:`take`.
         """
         ledger, workers = self._settled()
+        self._wait(UP, self._everyone)
         ledger.check(self._everyone)
         packed = dict.fromkeys(range(len(workers.ranges)), workers.pack((name, size)))
         if descriptor is None:
@@ -989,10 +1000,10 @@ class Exchange(OwnsProcesses, BatchSteps):
         with self._closing():
             self._recovery.handle(event)
 
-    def _wait_within(self, envs: Envs | None, timeout: float | None) -> None:
+    def _wait_within(self, envs: Envs | None, deadline: float | None) -> None:
         """Waits until envs have answered, or all; raises TimeoutError if the time is up."""
-        if not self._wait(envs=envs, deadline=_deadline(timeout)):
-            raise multiprocessing.TimeoutError(f"timed out after {timeout} second(s)")
+        if not self._wait(envs=envs, deadline=deadline):
+            raise multiprocessing.TimeoutError("timed out: not all envs have answered")
 
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:

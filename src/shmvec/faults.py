@@ -86,7 +86,8 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
 
     Attributes:
         env: The index of the env.
-        operation: "step" or "reset".
+        operation: "step", "reset", or "build" of an env in a worker that is started in place of
+            another.
         limit: Seconds that it may take.
         stack: The Python stack of its worker then, most recent call first, as lines; if it could
             not be read, the reason in parentheses.
@@ -98,10 +99,15 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
 
     def __init__(self, env: int, operation: str, limit: float) -> None:
         """Makes the error, with its message."""
+        what = f"has been in {operation}() for longer than {operation}_timeout={limit:g} seconds"
+        if operation == "build":
+            what = (
+                "is not built again: its worker has taken longer than reset_timeout="
+                f"{limit:g} seconds for each of its envs, and twice what the first start has taken"
+            )
         super().__init__(
-            f"env {env} has been in {operation}() for longer than {operation}_timeout={limit:g} "
-            "seconds. It may still come back: the next call waits for it first, under the same "
-            "limit. close(terminate=True) ends it."
+            f"env {env} {what}. It may still come back: the next call waits for it first, under "
+            "the same limit. close(terminate=True) ends it."
         )
         self.env = env
         self.operation = operation
@@ -120,6 +126,8 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
     @property
     def summary(self) -> str:
         """The message without its advice."""
+        if self.operation == "build":
+            return f"env {self.env} was not built again in time"
         return f"env {self.env} was in {self.operation}() for longer than {self.limit:g} s"
 
 
@@ -147,7 +155,9 @@ class FaultPolicy:
             SIGUSR1) and reset it, and restart its worker if that has no effect within a second;
             "restart" its worker at once.
         step_timeout: Seconds that a step of one env may take. None: as long as it likes.
-        reset_timeout: Seconds that a reset of one env may take.
+        reset_timeout: Seconds that a reset of one env may take. A worker that is started in place
+            of another may take as long for each env that it builds, and twice what the first start
+            has taken besides.
         max_restarts: How many restarts and resets of a worker within ``window_s`` are done; one
             more raises TooManyFaultsError.
         window_s: Seconds in which restarts and resets are counted.

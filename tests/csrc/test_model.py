@@ -130,7 +130,6 @@ CHANNEL = Model(
         "POP_SPLIT": ("CTRL_C=1", STUCK),
         "TAKE_FIRST": ("CTRL_C=1", STUCK),
         "EOF_AS_DEATH": ("DEATHS=1", STUCK),
-        "BLAME_ANOTHER": ("DEATHS=2", WRONG),
         "TRUST_LATE": ("DEATHS=1", STUCK),
         "LOOK_ONCE": ("DEATHS=1 CTRL_C=1 CALLS=1", CIRCLE),
         "LOSE_ONCE": ("DEATHS=1 CTRL_C=1", STUCK),

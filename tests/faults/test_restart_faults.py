@@ -266,8 +266,8 @@ def test_a_worker_with_some_envs_between_episodes_and_actions_as_messages(length
 
 # ---- while a replacement is built ----------------------------------------------------------------
 
-RELEASE_S = 3.0  # after which the test has the build go on
-IN_TIME_S = 2.5
+RELEASE_S = 20.0  # after which the test has the build go on
+IN_TIME_S = 10.0
 
 
 class Rebuilt(Counter):
@@ -340,20 +340,13 @@ def evaluate_with_hard_limit(envs, folder):
     shmvec.evaluate(envs, lambda seen, env_ids: [2] * len(env_ids), 9, hard_time_limit=0.3)
 
 
-@pytest.mark.deep
-@pytest.mark.xfail(
-    strict=True,
-    reason="The wait for a replacement has no end of its own. It will end with the limit of the "
-    "call that waits; and reset_timeout, as there is none for starting, will limit each env that a "
-    "replacement builds, and be a fault of it. That comes with the core's events.",
-)
 @pytest.mark.parametrize(
     ("use", "how"),
     [
         (step_wait, "slowly"),
-        (step_within_limits, "is_stopped_once"),
-        (evaluate_with_hard_limit, "slowly"),
         *deep(
+            (step_within_limits, "is_stopped_once"),
+            (evaluate_with_hard_limit, "slowly"),
             (recv, "slowly"),
             (call_wait, "slowly"),
             (step_within_limits, "hangs_once"),
@@ -375,5 +368,45 @@ def test_a_wait_ends_though_a_replacement_is_not_built(use, how, tmp_path):
             use(envs, tmp_path)
             assert time.monotonic() - began < IN_TIME_S
         finally:
-            timer.join()
+            timer.cancel()
+            release(tmp_path)
             envs.close(terminate=True)
+
+
+def rebuilt_slowly(folder, number):
+    policy = FaultPolicy("restart", backoff_s=0)
+    fns = [partial(Rebuilt, folder, "slowly")] * number
+    return ShmVectorEnv(fns, num_workers=number, faults=policy)
+
+
+def test_other_envs_are_stepped_while_a_replacement_is_built(tmp_path):
+    with rebuilt_slowly(tmp_path, 3) as envs:
+        envs.reset(seed=1)
+        envs.send([2, 1, 1], [0, 1, 2])
+        seen = []
+        while len(seen) < 20:
+            *_, infos = envs.recv(min_envs=1)
+            seen += infos["env_id"].tolist()
+            envs.send([1] * len(infos["env_id"]), infos["env_id"])
+        assert 0 not in seen
+        release(tmp_path)
+        assert envs.exchange.discard(DEADLINE_S)
+        assert envs.step([1] * 3)[-1]["fault"]["type"][0] == "WorkerCrashError"
+
+
+@pytest.mark.deep
+def test_what_asks_an_env_that_is_being_built_again_waits_for_it(tmp_path):
+    with rebuilt_slowly(tmp_path, 2) as envs:
+        envs.reset(seed=1)
+        (tmp_path / "died").touch()
+        kill(envs, [1])
+        envs.step_async([1, 1])
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(timeout=0.2)
+        began = time.monotonic()
+        timer = threading.Timer(1.0, release, [tmp_path])
+        timer.start()
+        assert len(envs.get_attr("spec")) == 2
+        assert time.monotonic() - began > 0.9
+        timer.join()
+        assert envs.stats().faults.restarts == 1

@@ -99,7 +99,7 @@ def test_guards_leases_and_processes():
         guarded.use(0)
     """
     released_by_several = """
-        from shmvec._core import Lender
+        from shmvec._core.memory import Lender
 
         lender = Lender(np.zeros(64, np.uint8), 8)
         held = [lender.lease(0, 4)]

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 _NAMES = {
-    "caller": "Alarms Batch BatchSteps DEAD DONE DOWN Frames Guard Ledger Links Loan MESSAGE "
-    "OVERDUE RAISED TIME_UP exclusive whole",
+    "caller": "Alarms Batch BatchSteps DEAD DONE Frames Guard Ledger Links Loan MESSAGE "
+    "OVERDUE RAISED TIME_UP UP exclusive whole",
     "memory": "ACTION_ITEMSIZE ActionCodec ArrayCodec Blocks COUNTERS Codec DictCodec Insight "
     "Lease MappedMemory MessageCodec OtherShapeError Results Seeds Segment TEXT_HEAD TextCodec "
     "TupleCodec release reserve_pages segment_bytes",

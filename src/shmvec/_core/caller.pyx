@@ -56,6 +56,7 @@ from collections import deque, namedtuple
 from functools import wraps
 from itertools import count
 from pickle import PicklingError
+from time import monotonic
 from weakref import ref
 
 import numpy as np
@@ -296,7 +297,9 @@ cpdef enum:
     RAISED    # an env has raised, and the policy has not decided about it
     DEAD      # of workers: `Links.dead`
     OVERDUE   # a call: `Links.overdue`
-    DOWN      # a worker is being replaced
+    DOWN      # a worker is being replaced, and its replacement may go on
+
+UP = -2  # `wanted` of a wait until the workers of some envs are not down
 
 # A call that takes longer than it may; `began` is in ns, by the monotonic clock.
 Overdue = namedtuple("Overdue", "env operation limit began")
@@ -304,6 +307,7 @@ Overdue = namedtuple("Overdue", "env operation limit began")
 cdef double FOR_EVER_S = 1e9
 cdef int64_t SLICE_NS = 50_000_000
 cdef int64_t TALK_NS = 1_000_000        # the slice of a wait while channels are busy
+cdef int64_t DOWN_NS = 10_000_000       # the same while workers are being replaced
 cdef int64_t BEGIN_NS = 1_000_000_000   # for a worker to begin a request
 cdef int64_t FOLLOW_NS = 1_000_000_000  # between two readings of the usable cores
 cdef int64_t ABSENT_NS = 200_000_000    # a process that was away for so long may have been stopped
@@ -393,7 +397,7 @@ cdef class Links:
     cdef readonly object owner    # id of the process that owns the workers
     cdef readonly list dead       # the workers that the last look has found dead
     cdef readonly object overdue  # the last call that took longer than it may
-    cdef readonly dict down       # the workers that are being replaced, and the Fault of each
+    cdef readonly dict down       # the workers that are being replaced, each with what it needs
     cdef Alarms alarms            # wake workers that doze
     cdef object budgets
     cdef object inline            # serves the last worker's requests, in this process; or None
@@ -632,6 +636,8 @@ cdef class Links:
             self.pump()
         while True:
             slice_ns = TALK_NS if self.talking else self.slice_ns
+            if self.down:
+                slice_ns = min(slice_ns, DOWN_NS)
             if deadline >= 0:
                 slice_ns = min(slice_ns, deadline - c.sv_now_ns())
                 if slice_ns <= 0:
@@ -653,7 +659,7 @@ cdef class Links:
 
     cdef int listen(self, workers, int64_t deadline) except -1:
         """Waits until workers send something, for a slice at most."""
-        cdef int64_t slice_ns = SLICE_NS
+        cdef int64_t slice_ns = DOWN_NS if self.down else SLICE_NS
         if deadline >= 0:
             slice_ns = min(slice_ns, deadline - c.sv_now_ns())
             if slice_ns <= 0:
@@ -1911,6 +1917,10 @@ cdef class Ledger:
                 last = self.sequences[envs[i]]
         return missing
 
+    def num_down(self, const Py_ssize_t[::1] envs):
+        """How many of these envs have a worker that is being replaced."""
+        return len([env for env in envs if self.workers[env] in self.links.down])
+
     # ---- asking ------------------------------------------------------------------------------
 
     def check(self, const Py_ssize_t[::1] envs):
@@ -2320,7 +2330,8 @@ cdef class Ledger:
 
         Args:
             wanted: Number of ready envs, or until one has raised; -1: all that are in flight.
-            envs: Envs that must have answered, whatever is ``wanted``; or None.
+            envs: Envs that must have answered, whatever is ``wanted``; or None. With UP: those
+                whose workers must not be down.
             deadline: The end of the wait, in seconds by the monotonic clock. None: there is none.
 
         Returns:
@@ -2342,7 +2353,9 @@ cdef class Ledger:
             if self.num_unfinished > 0:
                 event = self.wait_for_message(deadline_ns)
                 continue
-            if envs is not None:
+            if wanted == UP:
+                missing = self.num_down(envs)
+            elif envs is not None:
                 missing = self.num_missing(envs)
             elif wanted < 0:
                 missing = self.num_unanswered
@@ -2352,7 +2365,10 @@ cdef class Ledger:
                 missing = wanted - self.num_ready
             if missing <= 0:
                 return DONE
-            event = self.wait_for_answers(missing, deadline_ns, envs is not None)
+            if self.open_requests == 0 and links.down:
+                event = links.listen(list(links.down), deadline_ns)
+            else:
+                event = self.wait_for_answers(missing, deadline_ns, envs is not None)
         return event
 
     cdef int wait_for_answers(self, Py_ssize_t wanted, int64_t deadline, bint requests) except -1:
@@ -2595,6 +2611,7 @@ cdef class Ledger:
         cdef Links links = self.links
         cdef Py_ssize_t env
         self.lose(worker)
+        links.down.pop(worker, None)
         for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
             if self.states[env] == LOST or self.states[env] == FAILED:
                 self.leave(env, IDLE)
@@ -2616,6 +2633,7 @@ cdef class Ledger:
         cdef dict lasts = {env: self.last_of_lost(env) for env in range(first, end)}
         # The commit.
         self.lost_workers[worker] = False
+        del links.down[worker]
         for env in range(first, end):
             if self.states[env] == LOST or self.states[env] == FAILED:
                 self.answer_lost(env, fault, lasts)
@@ -2914,12 +2932,12 @@ cdef class BatchSteps:
         cdef Ledger ledger = self._ledger  # kept: close() may take it away meanwhile
         cdef tuple results = None
         if (ledger is None or guard.pending is not within or guard.abandoned or ledger.lockstep
-                or ledger.num_singles or ledger.links.down):
+                or ledger.num_singles):
             self._check_pending("step_async", within, alone=True)
             ledger, _ = self._settled()
-        self._workers.doing = "step"
-        if self._left:
+        if self._left or ledger.links.down:
             self._asked(envs)
+        self._workers.doing = "step"
         if envs is None:
             ledger.step_all(actions, frame)
         elif len(envs):
@@ -2937,11 +2955,11 @@ cdef class BatchSteps:
 
     # ---- partial batches ---------------------------------------------------------------------
 
-    cdef Ledger settled(self):
+    cdef Ledger settled(self, deadline=None):
         """The ledger, once abandoned answers are discarded."""
         cdef Ledger ledger = self._ledger
-        if ledger is None or self.guard.abandoned or ledger.links.down:
-            ledger, _ = self._settled()
+        if ledger is None or self.guard.abandoned:
+            ledger, _ = self._settled(deadline)
         return ledger
 
     def ask(self, envs, actions, *, Py_ssize_t frame=-1, bint together=False):
@@ -2972,10 +2990,11 @@ cdef class BatchSteps:
 
     cdef int ask_some(self, envs, actions, Py_ssize_t frame, bint together) except -1:
         cdef Ledger ledger = self.settled()
+        cdef bint usual = not self._left and not ledger.links.down
         self._workers.doing = "step"
-        if envs is None and not self._left:
+        if envs is None and usual:
             return ledger.step_all(actions, frame)
-        if self._left or not (type(envs) is _ndarray and has_dtype(envs, _intp)
+        if not (usual and type(envs) is _ndarray and has_dtype(envs, _intp)
                               and ndim_of(envs) == 1 and is_contiguous(envs)):
             envs = self._asked(envs)
         if size_of(envs):
@@ -3012,7 +3031,8 @@ cdef class BatchSteps:
             guard.leave()
 
     cdef tuple take_oldest(self, Py_ssize_t count, gather, least, timeout):
-        cdef Ledger ledger = self.settled()
+        deadline = None if timeout is None else monotonic() + timeout
+        cdef Ledger ledger = self.settled(deadline)
         cdef Py_ssize_t wanted = count if least is None else least
         cdef int event = NO_EVENT
         among = ()
@@ -3023,6 +3043,6 @@ cdef class BatchSteps:
         if event == DONE and not ledger.raised:
             envs = ledger.oldest(count)
         else:
-            envs, among = self._waited_for(ledger, None, count, least, timeout)
+            envs, among = self._waited_for(ledger, None, count, least, deadline)
         _, results, rest = ledger.take(envs, gather, False, True, among)
         return results, envs, rest[1]

@@ -6,6 +6,7 @@ All of them with ``num_workers=0``; with ``caller_steps=True`` those of the last
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from shmvec._processes.control import Attachment, Report, Resets
 from shmvec._processes.host import EnvFn, EnvHost
 from shmvec._processes.launcher import Launcher
 from shmvec._processes.supervisor import Supervisor
-from shmvec.faults import Failure
+from shmvec.faults import Failure, WorkerCrashError
 
 __all__ = ["InlineWorker", "Workers", "WorkersAndCaller"]
 
@@ -127,11 +128,9 @@ class _InlineChannel:
 
 
 class InlineWorker:
-    """The one worker of a vector env without processes, with the interface of ``Supervisor``.
+    """The one worker of a vector env without processes, with the interface of ``Supervisor``."""
 
-    Attributes:
-        generation: A new object after each replacement.
-    """
+    start_s = 0.0
 
     def __init__(
         self,
@@ -159,7 +158,6 @@ class InlineWorker:
         self.channels: list[Any] = [self._channel]
         self._env_fns = env_fns
         self._host = EnvHost(index, first_env, self._channel, in_caller=True)
-        self.generation: Any = self._host
         self._loop: WorkerLoop | None = None
         self._attached: tuple[Segment, Attachment] | None = None
         self._descriptor = -1
@@ -195,12 +193,16 @@ class InlineWorker:
         self._loop = None
         self._host.close()
 
-    def begin(self, index: int) -> None:
+    def begin(self, index: int, resets: Resets) -> None:
         """Prepares for envs in place of the closed ones."""
         self._host = EnvHost(self.index, self.first_env, self._channel, in_caller=True)
-        self.generation = self._host
+        self._resets = resets
 
-    def finish(self, index: int, resets: Resets) -> Failure | None:
+    def is_starting(self, index: int) -> bool:
+        """False: what has begun is done at once, or begun anew."""
+        return False
+
+    def go_on(self, index: int) -> Failure | None:
         """Builds the envs once more; returns what that raised, or None."""
         assert self._attached is not None
         segment, attachment = self._attached
@@ -210,7 +212,7 @@ class InlineWorker:
         if self.stopped:  # a signal's handler has stopped the worker while envs were built
             self._host.close()
             raise ClosedEnvironmentError("The vector env was closed during this call.")
-        attachment = replace(attachment, resets=resets, kept=self.kept.sizes)
+        attachment = replace(attachment, resets=self._resets, kept=self.kept.sizes)
         descriptors = [os.dup(descriptor) for descriptor in self.kept.descriptors]
         self._loop = self._host.loop(segment, attachment, descriptors)
         return None
@@ -234,10 +236,11 @@ class InlineWorker:
         """Does nothing: there are no time limits here."""
 
     def inline(self) -> None:
-        """Serves the pending requests."""
-        if self._loop is None:
+        """Serves the pending requests; there are none for envs that are being replaced."""
+        if self.stopped:
             raise ClosedEnvironmentError("The vector env was closed during this call.")
-        self._loop.serve_pending()
+        if self._loop is not None:
+            self._loop.serve_pending()
 
     def dead(self) -> list[int]:
         """Empty: there is no process that can have died."""
@@ -248,8 +251,10 @@ class InlineWorker:
         raise RuntimeError("there is no process that can have died")
 
     def listen(self, indices: Sequence[int], timeout: float) -> None:
-        """Raises RuntimeError: without a process, a message that has not come is lost."""
-        raise RuntimeError("the message of an answer is lost")
+        """Waits for what is to be built; without a process, a message that has not come is lost."""
+        if self._loop is not None:
+            raise RuntimeError("the message of an answer is lost")
+        time.sleep(timeout)
 
     def dismiss(self) -> None:
         """Does nothing: no worker waits."""
@@ -306,11 +311,6 @@ class WorkersAndCaller(Supervisor):
         """Whether a worker's envs are in this process."""
         return index == self._here
 
-    @property
-    def generation(self) -> Any:
-        """A new object after each replacement of the caller's envs."""
-        return self._own.generation
-
     def start(self) -> None:
         """Starts the processes. If that fails, the caller must stop them."""
         super().start()
@@ -329,15 +329,14 @@ class WorkersAndCaller(Supervisor):
         """The results of a command, of which those of a process may lie in its depot."""
         return results if self.is_here(index) else super().collect(index, results)
 
-    def begin(self, index: int) -> None:
-        """Starts a worker in place of an ended one."""
-        return self._own.begin(index) if self.is_here(index) else super().begin(index)
-
-    def finish(self, index: int, resets: Resets) -> Failure | None:
-        """Waits until the worker is built and attached; returns what building its envs raised."""
+    def begin(self, index: int, resets: Resets) -> None:
+        """Begins to start a worker in place of an ended one."""
         which: Any = self._own if self.is_here(index) else super()
-        failure: Failure | None = which.finish(index, resets)
-        return failure
+        which.begin(index, resets)
+
+    def go_on(self, index: int) -> Failure | WorkerCrashError | None:
+        """Goes on with that; returns what building its envs raised, or its crash."""
+        return self._own.go_on(index) if self.is_here(index) else super().go_on(index)
 
     def is_up(self, index: int) -> bool:
         """Whether the worker is attached, and was not ended."""
@@ -345,9 +344,9 @@ class WorkersAndCaller(Supervisor):
 
     def listen(self, indices: Sequence[int], timeout: float) -> None:
         """Waits until one of these workers has sent something or has ended."""
-        if self._here in indices:
+        if self._here in indices and self._own.is_up(self._here):
             self._own.listen(indices, timeout)
-        super().listen(indices, timeout)
+        super().listen([index for index in indices if index != self._here], timeout)
 
     def last_words(self, index: int) -> str:
         """The last lines that a process has written to stderr."""

@@ -1,9 +1,9 @@
 """Handles what ends a wait: takes messages, and does what the policy says about faults.
 
 Recovery acts on the ledger, which holds for each env what was lost and what its next answer must
-report. A worker that is *down* is being replaced. Each step of a replacement is idempotent, and
-learns from processes and ledger what is left to do: the next call goes on with a replacement that
-Ctrl-C has interrupted.
+report. A worker that is *down* is being replaced. Nothing here waits for its replacement: that is
+done as far as it goes each time that a wait looks around. Each step is idempotent, and learns from
+processes and ledger what is left to do: the next call goes on where Ctrl-C has interrupted one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
 
@@ -42,11 +43,26 @@ log = logging.getLogger("shmvec")
 _HEED_S = 1.0  # for an env to react to an interruption
 _BACKOFF_MOST_S = 30.0
 _CLOSE_S = 5.0  # for the envs of a worker to close that is replaced though it is well
+_SLICE_S = 0.1  # between two looks at a replacement; longer, nobody has waited
 _LAST_PART = 0.75  # of its steps: after it a worker is recycled once its envs' episodes are over
-_SLICE_S = 0.05  # between two checks whether the vector env was closed
 
 # The reason why a worker is replaced: an error, or a text that is logged.
 Cause = BaseException | Failure | str
+
+
+@dataclass
+class _Replacement:
+    """Of a worker that is down.
+
+    Attributes:
+        fault: What the next answers of the worker's envs report.
+        due: When it is to be started.
+        left_s: Seconds until it must be up, of those in which it is waited for.
+    """
+
+    fault: Fault
+    due: float
+    left_s: float = math.inf
 
 
 class Recovery:
@@ -77,8 +93,8 @@ class Recovery:
         self._worker_of = [w for w, envs in enumerate(workers.ranges) for _ in envs]
         self._restarts = [0] * len(workers.ranges)
         self._recent: list[deque[Fault]] = [deque() for _ in workers.ranges]
-        self._down: dict[int, Fault] = ledger.links.down  # workers that are being replaced
-        self._replaced: dict[int, Any] = {}  # worker: the process that is replaced
+        self._down: dict[int, _Replacement] = ledger.links.down
+        self._down_since = self._looked_at = 0.0
         self._interrupted: dict[int, tuple[int, float]] = {}  # worker: (call began, deadline)
         self.on_fault: Callable[[Fault], object] | None = None  # called with each fault
 
@@ -104,17 +120,16 @@ class Recovery:
         """
         links = self._ledger.links
         self._check_open()
-        if self._down:  # this was interrupted
-            self._rebuild()
-        elif event == MESSAGE:
+        if event == MESSAGE:
             for worker in self._ledger.incomplete:
                 self._receive(worker)
         elif event == RAISED:
             self._decide()
         elif event == DEAD:
-            self._on_death(links.dead)
-        elif event == OVERDUE:
+            self._on_death([worker for worker in links.dead if worker not in self._down])
+        elif event == OVERDUE and self._worker_of[links.overdue.env] not in self._down:
             self._on_timeout(links.overdue)
+        self._go_on()
 
     def _receive(self, worker: int) -> None:
         """Takes the messages of a worker that have come and that its answers wait for."""
@@ -140,6 +155,8 @@ class Recovery:
     # ---- faults ------------------------------------------------------------------------------
 
     def _on_death(self, workers: list[int]) -> None:
+        if not workers:  # this was interrupted
+            return
         error = self._workers.crash(workers)
         if self.policy.on_crash != "restart":
             raise error
@@ -175,8 +192,8 @@ class Recovery:
                 continue
             late = failure.type == EnvTimeoutError.__name__
             self._counted("timeouts" if late else "errors")
-            if not self._ledger.has_failed(failure.env):  # its worker was replaced meanwhile
-                self._ledger.settle_failure(failure)
+            if failure.worker in self._down or not self._ledger.has_failed(failure.env):
+                self._ledger.settle_failure(failure)  # the replacement makes it good
             elif cure == "restart":
                 self._replace({failure.worker: failure}, failure.env)
                 self._ledger.settle_failure(failure)
@@ -201,12 +218,13 @@ class Recovery:
     # ---- restarting --------------------------------------------------------------------------
 
     def restart(self, envs: Iterable[int]) -> None:
-        """Restarts the workers of envs, as the user has asked."""
-        workers = sorted({self._worker_of[env] for env in envs})
+        """Begins to restart the workers of envs, as the user has asked."""
+        workers = sorted({self._worker_of[env] for env in envs}.difference(self._down))
         self._replace(dict.fromkeys(workers, "asked for by restart()"))
+        self._go_on()
 
     def recycle(self, envs: Collection[int] | None) -> list[int]:
-        """Restarts workers that have made as many steps as they may and own only these envs.
+        """Begins to restart workers that have made their steps, and own only these envs.
 
         A worker is restarted earlier, in the last quarter of its steps, where the episodes of all
         its envs are over. The first restarts of workers are spread over time, and so are those that
@@ -226,6 +244,7 @@ class Recovery:
                 self._replace({worker: f"recycled after {steps} steps"})
             else:
                 left += owned
+        self._go_on()
         return left
 
     def _most_steps(self, worker: int) -> float:
@@ -238,7 +257,7 @@ class Recovery:
         return most * len(self._workers.ranges[worker])
 
     def _replace(self, causes: dict[int, Any], env: int | None = None) -> None:
-        """Replaces workers, all at the same time."""
+        """Notes that workers are to be replaced."""
         together = len(causes) > 1 and all(
             isinstance(cause, WorkerCrashError) for cause in causes.values()
         )
@@ -249,53 +268,41 @@ class Recovery:
             self._interrupted.pop(worker, None)
             first = self._workers.ranges[worker].start if env is None else env
             fault = self._note_restart(cause, worker, first, logged=together)
-            self._replaced[worker] = self._process(worker)
-            self._down[worker] = fault
-        self._rebuild()
+            if not self._down:
+                self._down_since = time.monotonic()
+            self._down[worker] = self._replacement(worker, fault)
 
-    def _process(self, worker: int) -> Any:
-        """An object for a worker's present process; without processes, its generation."""
-        if self._workers.is_here(worker):
-            return self._workers.generation
-        return self._workers.processes[worker]
+    def _replacement(self, worker: int, fault: Fault) -> _Replacement:
+        """A replacement that is due after a while, twice as long for each that follows another."""
+        before, wait_s = len(self._recent[worker]) - 1, 0.0
+        if before > 0 and self.policy.backoff_s > 0:
+            wait_s = min(self.policy.backoff_s * 2 ** (before - 1), _BACKOFF_MOST_S)
+        return _Replacement(fault, time.monotonic() + wait_s)
 
-    def _is_replaced(self, worker: int) -> bool:
-        return self._workers.is_up(worker) and self._process(worker) is not self._replaced[worker]
-
-    def _rebuild(self) -> None:
-        """Replaces workers that are down, and retries those that fail, until all are up."""
-        began = time.monotonic_ns()
-        while self._down:
-            with self._workers.changing:
-                self._check_open()
-                self._lose_those_that_are_down()
-            for worker in self._down:
-                if not self._workers.is_up(worker):
-                    self._wait_before(worker)
-            with self._workers.changing:
-                self._check_open()
-                self._start_those_that_are_down()
-            for worker in [each for each in self._down if self._is_replaced(each)]:
-                if self._ledger.is_lost(worker):
-                    self._ledger.revive(worker, self._down[worker])
-                del self._down[worker]
-        self._counted("restart_ns", time.monotonic_ns() - began)
+    def _go_on(self) -> None:
+        """Goes on with the replacements of the workers that are down, and waits for none."""
+        if not self._down:
+            return
+        with self._workers.changing:
+            self._check_open()
+            self._lose([worker for worker in self._down if not self._ledger.is_lost(worker)])
+            for worker in list(self._down):
+                self._start(worker)
+        now = time.monotonic()
+        self._looked_at = now
+        if not self._down:
+            self._counted("restart_ns", int(1e9 * (now - self._down_since)))
 
     def _check_open(self) -> None:
         if self._workers.stopped:
             raise ClosedEnvironmentError("The vector env was closed during this call.")
 
-    def _lose_those_that_are_down(self) -> None:
+    def _lose(self, workers: list[int]) -> None:
         """Confirms that workers are dead before their slots are reused: a live one could write."""
-        lost = [
-            worker
-            for worker in self._down
-            if not self._ledger.is_lost(worker) and not self._is_replaced(worker)
-        ]
-        for worker in lost:
+        for worker in workers:
             self._receive(worker)
-        self._close_idle(lost)
-        for worker in lost:
+        self._close_idle(workers)
+        for worker in workers:
             self._workers.end(worker)
             self._ledger.lose(worker)
 
@@ -316,31 +323,40 @@ class Recovery:
         for failure in self._workers.wait_for_ends(idle, _CLOSE_S, [], links.remind):
             log.warning("env %d, as it was closed to be restarted: %s", failure.env, failure.text)
 
-    def _start_those_that_are_down(self) -> None:
-        """Starts workers in place of those that are down; those that fail stay down."""
-        down = [worker for worker in self._down if not self._workers.is_up(worker)]
-        try:
-            self._start(down)
-        except ClosedEnvironmentError:  # do not wait for workers that still build
-            for worker in down:
-                self._workers.end(worker)
-            raise
+    def _start(self, worker: int) -> None:
+        """Starts a worker in place of one that is lost, or goes on with that."""
+        workers, replacement, now = self._workers, self._down[worker], time.monotonic()
+        if not workers.is_starting(worker) and not workers.is_up(worker):
+            if now < replacement.due:
+                return
+            workers.end(worker)  # an exception may have left its successor half started
+            workers.begin(worker, self._resets_of(worker))
+            if self.policy.reset_timeout is not None:
+                builds_s = self.policy.reset_timeout * len(workers.ranges[worker])
+                replacement.left_s = 2 * workers.start_s + builds_s
+        cause: Cause | None = workers.go_on(worker)
+        if workers.is_up(worker):
+            self._ledger.revive(worker, replacement.fault)
+            return
+        if isinstance(cause, Failure) and self._is_ours(cause):
+            raise cause.exception()
+        first = workers.ranges[worker].start
+        replacement.left_s -= min(now - self._looked_at, _SLICE_S)
+        if cause is None and replacement.left_s < 0:
+            cause = self._too_late(worker, first)
+        if cause is not None:
+            fault = self._note_restart(cause, worker, first)
+            workers.end(worker)
+            self._down[worker] = self._replacement(worker, fault)
 
-    def _start(self, down: Sequence[int]) -> None:
-        for worker in down:
-            self._workers.end(worker)  # an exception may have left its successor half started
-            self._workers.begin(worker)
-        for worker in down:
-            first = self._workers.ranges[worker].start
-            cause: Cause | None
-            try:
-                cause = self._workers.finish(worker, self._resets_of(worker))
-            except WorkerCrashError as crash:
-                cause = crash
-            if isinstance(cause, Failure) and self._is_ours(cause):
-                raise cause.exception()
-            if cause is not None:
-                self._down[worker] = self._note_restart(cause, worker, first)
+    def _too_late(self, worker: int, env: int) -> EnvTimeoutError:
+        """The error for a worker that does not come up in time, unless it is to be raised."""
+        error = EnvTimeoutError(env, "build", self.policy.reset_timeout or 0.0)
+        error.take_last_words(self._workers.stack(worker), self._workers.last_words(worker))
+        if self.policy.on_timeout == "raise":
+            raise error
+        self._counted("timeouts")
+        return error
 
     def _resets_of(self, worker: int) -> list[tuple[int | None, Any] | None]:
         """Seed and options for the first reset of each env of a worker.
@@ -425,13 +441,3 @@ class Recovery:
         error.envs = tuple(self._workers.ranges[worker])
         error.stderr = (recent[-1].stderr,)
         raise error from (cause.exception() if isinstance(cause, Failure) else cause)
-
-    def _wait_before(self, worker: int) -> None:
-        """Waits before a restart, twice as long each time that restarts follow each other."""
-        before = len(self._recent[worker]) - 1
-        if before > 0 and self.policy.backoff_s > 0:
-            wait_s = min(self.policy.backoff_s * 2 ** (before - 1), _BACKOFF_MOST_S)
-            end = time.monotonic() + wait_s
-            while (left := end - time.monotonic()) > 0:
-                time.sleep(min(left, _SLICE_S))
-                self._check_open()

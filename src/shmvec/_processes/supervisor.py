@@ -76,13 +76,13 @@ class Supervisor:
         doing: The last command, for messages.
         stopped: Whether the workers were stopped, or are about to be.
         ended: Whether nothing of them is left.
+        start_s: Seconds until all had built their envs.
         changing: The lock held while workers are replaced.
         kept: Memory, besides the segment, that workers which are started later also need.
         alarms: Descriptors that wake workers which doze.
     """
 
     inline: Callable[[], None] | None = None  # see InlineWorker
-    generation: Any = None
     # Bound here, because other code may patch the modules.
     pack = staticmethod(_classes.dumps)
     unpack = staticmethod(loads)
@@ -102,8 +102,11 @@ class Supervisor:
         self._owner = os.getpid()
         self._ending = RLock()  # held while workers are ended; reentrant: retried after Ctrl-C
         self.ended = False
+        self.start_s = 0.0
         self.changing = RLock()  # reentrant: a signal's handler may end them in the middle
-        self._begun = -1  # the worker that is being replaced
+        self._begun = -1  # the worker whose process is being started in place of another
+        # The workers of which this was done and that are not attached, with what they then need.
+        self._starting: dict[int, tuple[Resets, Watch]] = {}
         self._stderrs: list[WorkerStderr] = []
         self._marks = [0] * len(self.ranges)  # of what each worker has started
         self._parents: set[int] = set()  # workers whose families were not ended yet
@@ -133,6 +136,7 @@ class Supervisor:
                 "workers need /proc, which is not mounted here (mount -t proc proc /proc); "
                 "num_workers=0 does not",
             )
+        self.start_s = -time.monotonic()
         with naming_limits(), self._not_stopped():
             self._start()
 
@@ -215,6 +219,7 @@ class Supervisor:
                     message, lost = self._next_message(index)
                     if message is not None:
                         content = self.unpack(message.content)
+                        self.channels[index].take(0)
                         if isinstance(content, Imported):
                             self._launcher.learn(content.modules)
                             continue
@@ -233,6 +238,7 @@ class Supervisor:
             error = self.crash(sorted(dead))
             note_failures(error, [each for each in reports.values() if isinstance(each, Failure)])
             raise error
+        self.start_s += time.monotonic()
         return [report for _, report in sorted(reports.items())]
 
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
@@ -262,8 +268,13 @@ class Supervisor:
         """Takes a worker's results (None: there is none) into the parent's own memory."""
         return self._depots[index].collect(results)
 
-    def begin(self, index: int) -> None:
-        """Starts a worker in place of an ended one."""
+    def begin(self, index: int, resets: Resets) -> None:
+        """Begins to start a worker in place of an ended one; :meth:`go_on` does the rest.
+
+        Args:
+            index: The worker.
+            resets: Seeds and options for the first resets of its envs.
+        """
 
         def keep(process: Any, channel: Channel) -> None:
             self.channels[index], self.processes[index] = channel, process
@@ -279,6 +290,7 @@ class Supervisor:
         if self.stopped:  # by a signal's handler, meanwhile: `stop` may not have seen this worker
             self.end(index)
             raise ClosedEnvironmentError(_CLOSED)
+        self._starting[index] = resets, Watch(self._hangs, "has been starting")
 
     def _launch(self, index: int, keep: Callable[[Any, Channel], None]) -> None:
         """Starts a process, whose family is known by a new mark."""
@@ -286,22 +298,32 @@ class Supervisor:
         self._parents.add(index)
         self._launcher.start(index, self._marks[index], keep)
 
-    def finish(self, index: int, resets: Resets) -> Failure | None:
-        """Waits until the worker is built and attached; returns what building its envs raised."""
+    def is_starting(self, index: int) -> bool:
+        """Whether a worker was begun, and is not attached."""
+        return index in self._starting
+
+    def go_on(self, index: int) -> Failure | WorkerCrashError | None:
+        """Hands the segment to a worker that was begun and is built, or notes that it has attached.
+
+        Returns:
+            What building its envs raised, or its crash; None: neither. A second call returns it
+            again, until the worker is ended.
+        """
         assert self._attachment is not None
-        try:
-            report = self._receive(index)
-            if isinstance(report, Failure):
-                self.end(index)
-                return report
-            self._hand_over(index, replace(self._attachment, resets=resets))
-            self._receive(index)
+        resets, starting = self._starting[index]
+        message, lost = self._next_message(index)
+        if message is None:
+            starting.look([index], self._where)
+            return self.crash([index]) if lost else None
+        report = self.unpack(message.content)
+        if isinstance(report, Failure):
+            return report
+        if report is None:
             self._up[index] = True
-        except BaseException as error:
-            self.end(index)
-            if self.stopped and isinstance(error, Exception):  # `stop` has ended the worker
-                raise ClosedEnvironmentError(_CLOSED) from None
-            raise
+            del self._starting[index]
+        else:
+            self._hand_over(index, replace(self._attachment, resets=resets))
+        self.channels[index].take(0)
         return None
 
     def is_up(self, index: int) -> bool:
@@ -320,6 +342,7 @@ class Supervisor:
                 raise ClosedEnvironmentError(_CLOSED)
             message, lost = self._next_message(index)
             if message is not None:
+                self.channels[index].take(0)
                 return self.unpack(message.content)
             if lost:
                 raise self.crash([index])
@@ -331,18 +354,21 @@ class Supervisor:
         # The check comes first, so that messages that were sent before a death are read.
         dead: bool = self.processes[index].has_ended()
         channel = self.channels[index]
-        message = channel.take(0)
+        message = channel.find(0)
         channel.pump()
         return message, dead or channel.broken is not None
 
     # ---- watching ----------------------------------------------------------------------------
 
     def dead(self) -> list[int]:
-        """The workers that have ended, or whose channel is broken; not those that were ended."""
+        """The workers that have ended, or whose channel is broken; not those being replaced."""
         poll = select.poll()
-        pidfds = [process.sentinel for process in self.processes]
+        pidfds = [
+            -1 if index in self._starting else process.sentinel
+            for index, process in enumerate(self.processes)
+        ]
         for pidfd in pidfds:
-            if pidfd >= 0:  # else the worker is being replaced
+            if pidfd >= 0:
                 poll.register(pidfd, select.POLLIN)
         ended = poll.poll(0)
         if not ended and all(channel.broken is None for channel in self.channels):
@@ -359,8 +385,8 @@ class Supervisor:
         poll = select.poll()
         for index in indices:
             sentinel, channel = self.processes[index].sentinel, self.channels[index]
-            if sentinel < 0:  # it was ended by a signal's handler or another thread
-                return
+            if sentinel < 0:  # it was ended
+                continue
             if channel.broken is None:
                 poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
             poll.register(sentinel, select.POLLIN)
@@ -412,6 +438,7 @@ class Supervisor:
     def end(self, index: int) -> None:
         """Ends a worker, whatever it is doing, and confirms its death."""
         self._up[index] = False
+        self._starting.pop(index, None)
         self._check_ended(self._end([index]))
 
     def _end(self, indices: Sequence[int]) -> list[int]:
@@ -533,9 +560,9 @@ class Supervisor:
             index
             for index, process in enumerate(self.processes)
             if process.sentinel >= 0 and self.channels[index].fileno() >= 0
+            # Nor for those that are started in place of others.
+            if index not in self._starting and index != self._begun
         ]
-        if self._begun in waiting:  # its start was interrupted, and it was not dismissed
-            waiting.remove(self._begun)
         died: list[int] = []
         try:
             return self.wait_for_ends(waiting, timeout, died, remind)
