@@ -45,7 +45,7 @@ def until_answered(timeout):
     links, end = LEDGERS[0].links, time.monotonic() + timeout
     if links.workers.inline is not None:
         links.workers.inline()
-    while not all(map(links.has_answered, range(Map().num_workers))):
+    while not all(map(links.has_answered, range(len(links.workers.ranges)))):
         if time.monotonic() > end:
             return False
         time.sleep(0.001)
