@@ -85,7 +85,7 @@ cdef class Guard:
     """Refuses a call while another one is under way, in this thread or in another."""
 
     cdef c.sv_guard guard
-    cdef c.sv_trace *trace           # NULL: nothing is recorded
+    cdef c.sv_trace *trace         # NULL: nothing is recorded
     cdef Recorder recorder         # the recorder of this trace, which keeps its memory
     cdef readonly object held      # the request of the pending call, if it was not sent yet
     cdef uint64_t beginner         # the thread that has begun the pending call
@@ -93,7 +93,7 @@ cdef class Guard:
     cdef readonly bint abandoned   # requests in flight are of a call that has raised
     cdef uint64_t asked            # how often envs were asked
     cdef uint64_t asker            # the thread that has asked last
-    cdef bint untaken                # no answer was taken since the last request
+    cdef bint untaken              # no answer was taken since the last request
     cdef bint claimed              # the call that is under way has claimed the pending one
     cdef uint64_t asked_before     # `asked` and `pending` as the call that is under way began
     cdef object pending_before
@@ -279,9 +279,9 @@ cdef class Loan:
 #
 # ``Links`` implements the protocol of csrc/ring.h and bell.h. It knows nothing of processes, nor of
 # the requests of single envs, which the ledger keeps. The owner of the processes, ``workers``, says
-# at least every 50 ms of waiting which of them are dead; ``budgets`` is called every second and says
-# how to wait. ``Links`` reads and writes the control channels while it waits, so that no side ever
-# waits for the other to read.
+# at least every 50 ms of waiting which of them are dead; ``budgets`` is called every second and
+# says how to wait. ``Links`` reads and writes the control channels while it waits, so that no side
+# ever waits for the other to read.
 #
 # A wait ends with an event: it is done, its time is up, or something is to be handled first. Faults
 # are read off processes and counters each time that a wait looks around. So nothing is lost with an
@@ -377,7 +377,7 @@ cdef class Links:
     cdef c.sv_ring *completions
     cdef c.sv_bell *bell
     cdef c.sv_completion *completion
-    cdef c.sv_notice *notice        # published for onlookers
+    cdef c.sv_notice *notice      # published for onlookers
     cdef c.sv_waiter waiter
     cdef uint32_t num_workers
     cdef uint32_t *firsts         # the first env of each worker
@@ -385,7 +385,7 @@ cdef class Links:
     cdef uint32_t *outstanding    # requests to each worker that it has not answered
     cdef uint32_t sequence        # the last number that was given to a request
     cdef uint32_t issued          # requests issued, in the unit of the completion count
-    cdef c.sv_counts tally          # of the parent; a wake: ringing the bell took a system call
+    cdef c.sv_counts tally        # of the parent; a wake: ringing the bell took a system call
     cdef Recorder recorder        # records the trace of this side; None: there is no trace
     cdef readonly bint waiting    # a thread is in a wait
     cdef readonly Guard guard     # guards the calls that ask, take or wait
@@ -731,7 +731,7 @@ cdef class Links:
         return difference
 
     cdef object find_overdue(self, int64_t now):
-        """A call of an env that takes longer than it may, or that a worker does not begin (SIGSTOP).
+        """A call of an env that takes longer than it may, or that a worker does not begin.
 
         A suspiciously long call is reported to `workers.hung`, once.
         """
@@ -808,7 +808,8 @@ cdef class Links:
 
     cdef bint has(self, uint32_t worker, uint64_t busy):
         """Whether the env that a worker says it is busy with is its own; else there is damage."""
-        return self.firsts[worker] <= c.sv_busy_env(busy) < self.firsts[worker] + self.counts[worker]
+        cdef uint32_t first = self.firsts[worker]
+        return first <= c.sv_busy_env(busy) < first + self.counts[worker]
 
     cdef object busy_with(self, uint32_t worker, uint64_t busy):
         """What a worker is busy with: (env, "step", "reset" or "call"); None: none of these."""
@@ -827,8 +828,8 @@ cdef class Links:
         cdef c.sv_budget budget
         now = self.budgets()
         budget.pause, budget.yield_, budget.linger, budget.window = now.worker
-        c.sv_policy_set(c.sv_segment_policy(self.segment.base, &self.segment.plan), budget, now.homing,
-                      now.cores)
+        c.sv_policy_set(c.sv_segment_policy(self.segment.base, &self.segment.plan), budget,
+                        now.homing, now.cores)
         c.sv_counter_set(&self.notice.cores, now.usable)
         self.lingering = budget.linger > 0
         budget.pause, budget.yield_, budget.linger, budget.window = now.parent
