@@ -47,7 +47,6 @@ from shmvec._core import (
     Guard,
     Ledger,
     Loan,
-    Sampler,
     exclusive,
     whole,
 )
@@ -936,12 +935,14 @@ class Exchange(OwnsProcesses, BatchSteps):
         return self._frames
 
     @whole
-    def share(self, name: str, size: tuple[int, ...] = (), descriptor: int | None = None) -> None:
-        """Hands memory for rollouts or a replay to all workers, and to those that replace them.
+    def share(self, name: str, size: tuple[Any, ...] = (), descriptor: int | None = None) -> None:
+        """Hands memory for rollouts or a log of steps to workers, and to those that replace them.
 
         Args:
-            name: "rollout" or "replay".
-            size: Its bytes, then the sizes of its content. Empty: workers write there no more.
+            name: "rollout" or "log".
+            size: Its bytes, then the sizes of its content: of a log, first a function that can be
+                imported, and makes a worker's ``StepLog`` of the layout, the memory and the sizes.
+                Empty: workers write there no more.
             descriptor: Its descriptor, if it has a size.
 
         Raises:
@@ -961,22 +962,22 @@ class Exchange(OwnsProcesses, BatchSteps):
         rest = self._take_all(ledger, None, arrays=False)[2]
         raise_failures(rest[1] if rest else [])
 
-    # ---- a replay ----------------------------------------------------------------------------
+    # ---- a log of steps ----------------------------------------------------------------------
 
     @property
-    def log(self) -> Sampler | None:
-        """The log of a replay that records these envs; None: there is none."""
+    def log(self) -> Any:
+        """The ``StepLog`` that follows what envs are asked; None: there is none."""
         ledger = self._ledger
         return None if ledger is None else ledger.log
 
-    def record(self, log: Sampler | None) -> None:
-        """Has a replay's log follow what envs are asked; None: no more."""
+    @log.setter
+    def log(self, log: Any) -> None:
         ledger = self._ledger
         if ledger is not None:
             ledger.log = log
 
     def catch_up(self) -> None:
-        """Has the replay's log accept what was recorded of envs that are not in flight."""
+        """Has the log accept what was logged of envs that are not in flight."""
         ledger = self._ledger
         if ledger is not None:
             ledger.catch_up()

@@ -29,9 +29,10 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from shmvec._arguments import checked_count, existing_env_ids
-from shmvec._core import MappedMemory, Sampler
+from shmvec._core import MappedMemory
+from shmvec._core.replay import Sampler
 from shmvec._cores import usable_cores
-from shmvec._memory.log import LogLayout, Piecewise, parts_of
+from shmvec._memory.log import LogLayout, Piecewise, open_log, parts_of
 from shmvec._memory.rollout import check_arrays
 from shmvec._memory.segment import memory_file
 from shmvec.exchange import Exchange
@@ -267,9 +268,9 @@ class Replay:
                 )
                 if self._folder is not None:
                     _write_about(self._folder, self._about())
-                parts = layout.nbytes, layout.depth, int(layout.newest), int(layout.zeros)
-                exchange.share("replay", parts, descriptor)
-                exchange.record(self._log)
+                sizes = layout.depth, int(layout.newest), int(layout.zeros)
+                exchange.share("log", (layout.nbytes, open_log, *sizes), descriptor)
+                exchange.log = self._log
             except BaseException:
                 self._pieces.close()
                 raise
@@ -292,8 +293,8 @@ class Replay:
             exchange.catch_up()
             self._log.ended = True
             with contextlib.suppress(Exception), exchange.lend("replay"):
-                exchange.share("replay")
-                exchange.record(None)
+                exchange.share("log")
+                exchange.log = None
         if exchange.log is not self._log:
             self._pieces.close()
 

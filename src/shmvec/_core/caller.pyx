@@ -24,6 +24,7 @@ from shmvec._core.memory cimport (
     Results,
     Seeds,
     Segment,
+    StepLog,
     address_of,
     data_of,
     has_dtype,
@@ -48,7 +49,6 @@ from shmvec._core.protocol cimport (
     TOGETHER,
     TRACE,
 )
-from shmvec._core.replay cimport ReplayLog
 
 import gc
 import os
@@ -1798,7 +1798,7 @@ cdef class Ledger:
     cdef readonly object resets   # int64: how often each env was asked to reset
     cdef readonly list asked_with # (seed, options) of each env's last reset of the user's
     cdef readonly list last_seeds # the last seed that each env was given
-    cdef public ReplayLog log     # of a replay; None: there is none
+    cdef public StepLog log       # of what envs are asked and answer; None: there is none
     cdef uint8_t[::1] lost_workers  # whether each worker is dead, without a successor
 
     def __cinit__(self, Links links, *args, **kwargs):
@@ -1853,7 +1853,7 @@ cdef class Ledger:
         self.lost_workers = np.zeros(links.num_workers, np.uint8)
 
     def catch_up(self):
-        """Has the log of a replay accept what was recorded of all envs that are not in flight."""
+        """Has the log accept what was logged of all envs that are not in flight."""
         cdef Py_ssize_t env
         if self.log is not None and not self.lockstep:
             for env in range(self.num_envs):

@@ -121,6 +121,17 @@ cdef class MessageCodec(Codec):
     cdef list split(self, object batch, Py_ssize_t count)
 
 
+cdef class StepLog:
+    cpdef int attach(self, Py_ssize_t first, Py_ssize_t count) except -1
+    cpdef int interrupt(self, Py_ssize_t env) except -1
+    cdef int put_start(self, Py_ssize_t env, Py_ssize_t ahead, object observation) except -1
+    cdef int put_step(self, Py_ssize_t env, object action, object observation, double reward,
+                      bint terminated, bint truncated) except -1
+    cdef int publish(self, Py_ssize_t env, Py_ssize_t count) except -1
+    cdef int asked(self, const Py_ssize_t[::1] envs) except -1
+    cdef int accept(self, Py_ssize_t env) except -1
+
+
 cdef class Seeds:
     cdef int64_t[::1] values
     cdef uint8_t[::1] flags

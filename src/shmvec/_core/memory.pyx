@@ -1346,6 +1346,43 @@ cdef object _empty(object space):
     return None if values is None else values[0]
 
 
+cdef class StepLog:
+    """Base of what logs the steps of envs, in memory that the caller and the workers have."""
+
+    # ---- a worker ----------------------------------------------------------------------------
+
+    cpdef int attach(self, Py_ssize_t first, Py_ssize_t count) except -1:
+        """Begins to log the steps of these envs."""
+        return 0
+
+    cpdef int interrupt(self, Py_ssize_t env) except -1:
+        """Notes that what precedes the next step of an env is unknown."""
+        return 0
+
+    cdef int put_start(self, Py_ssize_t env, Py_ssize_t ahead, object observation) except -1:
+        """Logs the first observation of an episode, after so many that are not published yet."""
+        return 0
+
+    cdef int put_step(self, Py_ssize_t env, object action, object observation, double reward,
+                      bint terminated, bint truncated) except -1:
+        """Logs a step, with the observation after it."""
+        return 0
+
+    cdef int publish(self, Py_ssize_t env, Py_ssize_t count) except -1:
+        """Publishes what was put: the request has done all else that it had to."""
+        return 0
+
+    # ---- the caller --------------------------------------------------------------------------
+
+    cdef int asked(self, const Py_ssize_t[::1] envs) except -1:
+        """Notes that these envs, whose last answers were taken, are about to be asked."""
+        return 0
+
+    cdef int accept(self, Py_ssize_t env) except -1:
+        """Accepts what was published of an env that is not in flight."""
+        return 0
+
+
 cdef enum:
     SEEDED = 1
     EMPTY_OPTIONS = 2  # options={}, which masked resets have

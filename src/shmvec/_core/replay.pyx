@@ -32,7 +32,7 @@ from posix.types cimport pid_t
 from posix.unistd cimport getpid
 
 from shmvec._core cimport csrc as c
-from shmvec._core.memory cimport Pool, data_of
+from shmvec._core.memory cimport Codec, Pool, StepLog, data_of
 
 import numpy as np
 
@@ -60,11 +60,29 @@ cdef Py_ssize_t AHEAD = 12        # rows of a small batch that are fetched ahead
 cdef int ROUNDS_MOST = 1000       # draws without a transition, after which there is none
 
 
-cdef class ReplayLog:
+cdef class ReplayLog(StepLog):
     """The records of all envs, in memory that the parent and the workers have."""
 
+    cdef readonly object whole    # the memory of the arrays
+    cdef readonly object arrays   # of observations and of actions, nested as their spaces are
+    cdef readonly object counts   # the array of `committed`
+    cdef Codec observations       # of rows
+    cdef Codec actions
+    cdef double[::1] rewards
+    cdef uint8_t[::1] kinds       # of each row: what it is, see the enum
+    cdef int64_t[::1] committed   # of each env: records that the parent has accepted
+    cdef int64_t[::1] written     # of each env: records that its worker has written
+    cdef uint8_t[::1] interrupted # of each env: whether what precedes its next step is unknown
+    cdef readonly Py_ssize_t num_envs
+    cdef readonly Py_ssize_t depth
+    cdef bint newest              # of stacked observations the newest frame alone is kept
+    cdef object frames            # the array of these frames
+    cdef Py_ssize_t frame_nbytes
+    cdef bint floats              # frames may have NaN
+    cdef bint zeros               # what precedes an episode in a stack is zeros
+
     def __init__(self, memory, counts, interrupted, kinds, rewards, arrays, codecs, newest, zeros):
-        """Takes what `LogLayout.arrays` has placed; replay.pxd says what each is."""
+        """Takes what `LogLayout.arrays` has placed."""
         self.whole = memory
         self.counts, self.written = counts
         self.committed = self.counts
@@ -88,16 +106,18 @@ cdef class ReplayLog:
 
     # ---- a worker ----------------------------------------------------------------------------
 
-    def attach(self, Py_ssize_t first, Py_ssize_t count):
+    cpdef int attach(self, Py_ssize_t first, Py_ssize_t count) except -1:
         """Begins to write records of these envs, after what was committed."""
         cdef Py_ssize_t env
         for env in range(first, first + count):
             self.written[env] = self.committed[env]
             self.interrupted[env] = 1
+        return 0
 
-    def interrupt(self, Py_ssize_t env):
+    cpdef int interrupt(self, Py_ssize_t env) except -1:
         """Notes that what precedes the next step of an env is unknown."""
         self.interrupted[env] = 1
+        return 0
 
     cdef int put(self, Py_ssize_t env, Py_ssize_t ahead, object observation, int kind) except -1:
         """Writes the observation and the kind of a record that is published later."""
@@ -179,17 +199,6 @@ cdef class ReplayLog:
         """Publishes the records that were put: from now on they precede the next one."""
         self.interrupted[env] = 0
         self.written[env] += count
-        return 0
-
-    # ---- the parent --------------------------------------------------------------------------
-
-    cdef int asked(self, const Py_ssize_t[::1] envs) except -1:
-        """Notes that these envs, whose last answers were taken, are about to be asked."""
-        return 0
-
-    cdef int accept(self, Py_ssize_t env) except -1:
-        """Commits what was written of an env that is not in flight."""
-        self.committed[env] = self.written[env]
         return 0
 
 

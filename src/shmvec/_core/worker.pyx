@@ -6,7 +6,16 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmvec._core cimport csrc as c
-from shmvec._core.memory cimport Blocks, Codec, MessageCodec, Results, Seeds, Segment, packed_words
+from shmvec._core.memory cimport (
+    Blocks,
+    Codec,
+    MessageCodec,
+    Results,
+    Seeds,
+    Segment,
+    StepLog,
+    packed_words,
+)
 from shmvec._core.messages cimport Decoder, Encoder
 from shmvec._core.process cimport Recorder
 from shmvec._core.protocol cimport (
@@ -24,7 +33,6 @@ from shmvec._core.protocol cimport (
     TOGETHER,
     TRACE,
 )
-from shmvec._core.replay cimport ReplayLog
 
 import os
 
@@ -135,7 +143,7 @@ cdef class WorkerLoop:
     cdef Codec finals
     cdef Results home             # frames in the segment
     cdef Results rollouts         # frames after these, in memory of their own; None: there are none
-    cdef ReplayLog log            # where steps are recorded for a replay; None: nowhere
+    cdef StepLog log              # of its envs' steps; None: there is none
     cdef Results results          # the one of both with the frame of the current request
     cdef Py_ssize_t row           # the row of env 0 in this frame
     cdef Blocks blocks            # where observations may be written as well; None: there are none
@@ -221,8 +229,8 @@ cdef class WorkerLoop:
         """Frames that follow those in the segment, in place of any before."""
         self.rollouts = rollouts
 
-    def take_log(self, ReplayLog log):
-        """Records the steps of its envs for a replay; None: no more."""
+    def take_log(self, StepLog log):
+        """Logs the steps of its envs; None: no more."""
         if log is not None:
             log.attach(self.first_env, len(self.envs))
         self.log = log

@@ -19,11 +19,12 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
-from shmvec._core import ArrayCodec, Codec, DictCodec, ReplayLog, TupleCodec
+from shmvec._core import ArrayCodec, Codec, DictCodec, TupleCodec
+from shmvec._core.replay import ReplayLog
 from shmvec._memory.layout import Layout, Place, nbytes_of, placing, placing_in
 from shmvec._memory.segment import free_memory, seal_size
 
-__all__ = ["LogLayout", "Piecewise", "parts_of"]
+__all__ = ["LogLayout", "Piecewise", "open_log", "parts_of"]
 
 AnyLog = TypeVar("AnyLog", bound=ReplayLog)
 
@@ -141,6 +142,11 @@ class Array:
     def row_nbytes(self) -> int:
         """Bytes of a row; 0: it has none, and is there at once."""
         return self.nbytes // self.num_rows if self.shape[0] == self.num_rows else 0
+
+
+def open_log(layout: Layout, memory: Any, *sizes: int) -> ReplayLog:
+    """A worker's log over memory, given the layout of the segment and the log's sizes."""
+    return LogLayout.of(layout, *sizes).log(memory, ReplayLog)
 
 
 class Piecewise:

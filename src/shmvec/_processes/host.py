@@ -284,11 +284,11 @@ class EnvHost:
         """Receives a command."""
         packed, descriptors = self.mailbox.receive(sequence)
         name, payload = self.mailbox.unpack(packed)
-        if name in ("rollout", "replay"):
+        if name in ("rollout", "log"):
             if payload:
                 self._take(name, payload, descriptors[0])
             else:
-                self._stop_recording()
+                self._stop_logging()
             return Call(name, lambda env, index: None, chosen=())
         if name == "call":
             attribute, arguments, chosen, lent = payload
@@ -328,12 +328,12 @@ class EnvHost:
             packed, (descriptor,) = self.mailbox.receive(sequence)
             self._take("trace", self.mailbox.unpack(packed), descriptor)
 
-    def _stop_recording(self) -> None:
-        """Has the loop record for no replay any more."""
+    def _stop_logging(self) -> None:
+        """Has the loop log no steps any more."""
         assert self._loop is not None
         self._loop.take_log(None)
 
-    def _take(self, name: str, size: tuple[int, ...], descriptor: int) -> None:
+    def _take(self, name: str, size: tuple[Any, ...], descriptor: int) -> None:
         """Maps memory and has the loop write there."""
         nbytes, *parts = size
         try:
@@ -343,12 +343,9 @@ class EnvHost:
         assert self._loop is not None and self._layout is not None
         if name == "trace":
             self._loop.record(Recorder(memory, parts[0], parts[1], self.index, os.getpid()))
-        elif name == "replay":
-            # Only here: few workers need it, and all would start the later.
-            from shmvec._core import ReplayLog
-            from shmvec._memory.log import LogLayout
-
-            self._loop.take_log(LogLayout.of(self._layout, *parts).log(memory, ReplayLog))
+        elif name == "log":
+            open_log, *sizes = parts
+            self._loop.take_log(open_log(self._layout, memory, *sizes))
         else:
             self._loop.take_rollouts(self._layout.results_in(memory, *parts))
 
