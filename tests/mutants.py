@@ -183,10 +183,10 @@ MISTAKES = r"""
 +            if self.kinds[row] & TERMINATED:
 +                break
 
-= masked-reset-of-all src/shmvec/_core/worker.pyx -
-  results equal Sync's :: test_overlap.py
--            elif request.mask is not None and not request.mask[i]:
--                continue
+= masked-reset-of-all src/shmvec/_core/caller.pyx -
+  results equal Sync's :: test_vector_env.py test_overlap.py
+-        while (begin + count < envs.shape[0] and envs[begin + count] == envs[begin] + count
++        while (begin + count < envs.shape[0]
 
 = spin-after-an-error src/shmvec/exchange.py 6490ec9
   no wait spins :: test_exchange.py test_pipeline_in_company.py
@@ -260,7 +260,8 @@ MISTAKES = r"""
 
 = options-are-shared src/shmvec/exchange.py fed951c
   evaluations are exact :: test_evaluation.py
--        options = copies_of_each(workers, options)
+-        ledger.reset(chosen, seeds, copies_of_each(workers, options), **how)
++        ledger.reset(chosen, seeds, options, **how)
 
 = two-of-one-number src/shmvec/evaluation/suite.py f9df31c
   each env of a suite has its number :: test_suites.py
