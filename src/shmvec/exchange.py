@@ -316,8 +316,9 @@ class Exchange(OwnsProcesses, BatchSteps):
         options: Sequence[Any] | None = None,
         *,
         repeat: bool = True,
+        timeout: float | None = None,
     ) -> None:
-        """Asks envs to reset, and does not wait.
+        """Asks envs to reset, and does not wait, but for workers that are being replaced.
 
         Args:
             envs: Which, int ``(n,)``. None: all.
@@ -325,22 +326,26 @@ class Exchange(OwnsProcesses, BatchSteps):
             options: Likewise.
             repeat: Whether a reset that is lost with its worker is repeated with its seed and
                 options. False: it is repeated with neither, so that the caller sees its loss.
+            timeout: As for :meth:`ask`.
 
         Raises:
             Exception: As :meth:`ask`. Nothing was sent.
         """
-        self._settled()
-        self._ask_reset(envs, seeds, options, together=envs is None, repeat=repeat)
+        deadline = _deadline(timeout)
+        self._settled(deadline)
+        together = envs is None
+        self._ask_reset(envs, seeds, options, deadline, together=together, repeat=repeat)
 
     def _ask_reset(
         self,
         envs: npt.ArrayLike | None = None,
         seeds: Sequence[int | None] | None = None,
         options: Sequence[Any] | None = None,
+        deadline: float | None = None,
         **how: bool,
     ) -> None:
         ledger, workers = self._open()
-        chosen = self._asked(envs)
+        chosen = self._asked(envs, deadline)
         if not len(chosen):
             return
         workers.doing = "reset"

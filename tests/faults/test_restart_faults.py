@@ -17,7 +17,7 @@ from tables import deep, first, paired
 
 import shmvec
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, WorkerCrashError
-from shmvec.exchange import AutoresetMode
+from shmvec.exchange import AutoresetMode, Exchange
 from shmvec.faults import restart_seed
 
 RESTART = FaultPolicy(on_crash="restart", max_restarts=5, backoff_s=0)
@@ -410,3 +410,37 @@ def test_what_asks_an_env_that_is_being_built_again_waits_for_it(tmp_path):
         assert time.monotonic() - began > 0.9
         timer.join()
         assert envs.stats().faults.restarts == 1
+
+
+@pytest.mark.deep
+def test_a_timeout_for_what_asks_an_env_that_is_being_built_again(tmp_path):
+    with rebuilt_slowly(tmp_path, 2) as envs:
+        envs.reset(seed=1)
+        (tmp_path / "died").touch()
+        kill(envs, [1])
+        while not envs.stats().faults.restarts:
+            envs.send([1], [0])
+            envs.recv(min_envs=1)
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.exchange.ask([1], [1], timeout=0.1)
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.exchange.ask_reset([1], timeout=0.1)
+        assert envs.exchange.num_in_flight == 0
+        release(tmp_path)
+        envs.exchange.ask([1], [1], timeout=DEADLINE_S)
+        assert envs.exchange.take([1]).reports[1].fault.type == "WorkerCrashError"
+
+
+def test_an_env_that_may_be_stepped_over_its_end_is_not_stepped_before_its_first_reset():
+    options = {"autoreset_mode": AutoresetMode.DISABLED, "may_step_over": True}
+    exchange = Exchange([partial(Counter, 1)] * 2, num_workers=2, faults=RESTART, **options)
+    try:
+        exchange.reset(seeds=[1, 2])
+        assert exchange.step([1, 1])[2].all()
+        exchange.restart([1])
+        exchange.ask(None, [1, 1])
+        answers = exchange.take()
+        assert answers.truncations.tolist() == [False, True]
+        assert answers.reports[1].cut_off
+    finally:
+        exchange.close()

@@ -2346,7 +2346,7 @@ cdef class Ledger:
         if links.inline is not None and self.num_unanswered:
             # First: else the caller would step its envs only when the others were not enough.
             links.serve_here()
-        cdef int event = links.look_if_due()
+        cdef int event = links.look_if_due() if self.num_in_flight else NO_EVENT
         while event == NO_EVENT or event == DONE:
             self.pop()
             if self.failures:
@@ -2691,8 +2691,9 @@ cdef class Ledger:
         return self.ask_reset_instead(env)
 
     cdef int break_later(self, Py_ssize_t env, fault) except -1:
-        """Has the env's next answer report a fault, as a truncation unless the episode is over."""
-        cdef bint breaks = self.resets_in_step or not self.frames.over(env)
+        """Has the env's next answer report a fault, as a truncation unless that is a reset's."""
+        cdef bint breaks = not self.frames.over(env) or self.resets_in_step or (
+            self.may_step_over and not self.resets_in_next_step)
         if env in self.after:
             self.num_broken -= self.after[env][1]
         self.after[env] = fault, breaks
@@ -2963,8 +2964,8 @@ cdef class BatchSteps:
             ledger, _ = self._settled(deadline)
         return ledger
 
-    def ask(self, envs, actions, *, Py_ssize_t frame=-1, bint together=False):
-        """Asks envs to step, and does not wait.
+    def ask(self, envs, actions, *, Py_ssize_t frame=-1, bint together=False, timeout=None):
+        """Asks envs to step, and does not wait, but for workers that are being replaced.
 
         Args:
             envs: Which, int ``(n,)``. None: all.
@@ -2973,10 +2974,12 @@ cdef class BatchSteps:
                 results.
             together: Whether neighbouring envs answer together: cheaper, if no caller waits for one
                 of them alone.
+            timeout: Seconds to wait. None: as long as it takes.
 
         Raises:
             ClosedEnvironmentError: It is closed.
             AlreadyPendingCallError: Another call is under way.
+            multiprocessing.TimeoutError: The time is up. Nothing was sent.
             ValueError: There is no such env, it is named twice, or is in flight; the number or
                 shape of the actions is wrong. Nothing was sent.
             TypeError: The dtype of the actions or of ``envs`` is wrong. Nothing was sent.
@@ -2985,19 +2988,20 @@ cdef class BatchSteps:
         cdef Guard guard = self.guard
         guard.enter()
         try:
-            self.ask_some(envs, actions, frame, together)
+            self.ask_some(envs, actions, frame, together, timeout)
         finally:
             guard.leave()
 
-    cdef int ask_some(self, envs, actions, Py_ssize_t frame, bint together) except -1:
-        cdef Ledger ledger = self.settled()
+    cdef int ask_some(self, envs, actions, Py_ssize_t frame, bint together, timeout) except -1:
+        deadline = None if timeout is None else monotonic() + timeout
+        cdef Ledger ledger = self.settled(deadline)
         cdef bint usual = not self._left and not ledger.links.down
         self._workers.doing = "step"
         if envs is None and usual:
             return ledger.step_all(actions, frame)
         if not (usual and type(envs) is _ndarray and has_dtype(envs, _intp)
                               and ndim_of(envs) == 1 and is_contiguous(envs)):
-            envs = self._asked(envs)
+            envs = self._asked(envs, deadline)
         if size_of(envs):
             ledger.step(envs, actions, None if frame < 0 else frame, together)
         return 0

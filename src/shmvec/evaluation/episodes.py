@@ -131,7 +131,7 @@ class EpisodePlayer:
         """
         exchange = self._exchange
         everyone = range(exchange.num_envs)
-        self._last_start = last_start
+        self._last_start, self._deadline = last_start, deadline
         try:
             if not exchange.discard(_left(deadline)):
                 return
@@ -171,7 +171,8 @@ class EpisodePlayer:
         mine = [self._playing[env] for env in envs]
         options = [self._options_of(episode) for episode in mine]
         self._begun.update(envs)
-        self._exchange.ask_reset(envs, [episode.seed for episode in mine], options)
+        seeds, left = [episode.seed for episode in mine], _left(self._deadline)
+        self._exchange.ask_reset(envs, seeds, options, timeout=left)
 
     def _go_on(self, answers: Answers) -> None:
         """Takes what envs have answered, and asks them for their next step or reset."""
@@ -208,7 +209,11 @@ class EpisodePlayer:
         for episode in ended.values():
             self._finished(episode)
         if rows:
-            self._caller.step(answers.envs, answers.observations, np.array(rows, np.intp), begun)
+            chosen = np.array(rows, np.intp)
+            self._caller.step(answers.envs, answers.observations, chosen, begun, ask=self._ask)
+
+    def _ask(self, envs: Any, actions: Any, extras: object) -> None:
+        self._exchange.ask(envs, actions, timeout=_left(self._deadline))
 
 
 def _left(deadline: float) -> float | None:
