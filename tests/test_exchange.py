@@ -237,9 +237,9 @@ def test_the_first_of_several_groups_of_a_step_of_all(tmp_path):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("call", ["step", "ask", "take", "take_batch"])
+@pytest.mark.parametrize("call", ["step", "ask", "take"])
 def test_a_call_before_the_exchange_is_made(call):
-    arguments = {"step": ([0],), "ask": (None, [0]), "take": (), "take_batch": (1,)}[call]
+    arguments = {"step": ([0],), "ask": (None, [0]), "take": ()}[call]
     with pytest.raises(AttributeError):
         getattr(Exchange.__new__(Exchange), call)(*arguments)
 
@@ -249,8 +249,8 @@ def test_a_call_before_the_exchange_is_made(call):
 def test_a_batch_is_asked_for_too_early_or_too_late(recycle_after):
     exchange = Exchange([Counter], wait=False, recycle_after=recycle_after)
     with pytest.raises(RuntimeError, match="initialize"):
-        exchange.take_batch(1)
+        exchange.take(count=1)
     exchange.initialize()
     exchange.close()
     with pytest.raises(ClosedEnvironmentError, match="after a call to `close"):
-        exchange.take_batch(1)
+        exchange.take(count=1)

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from envs import CountEnv, Counter, Fails, Gated, Infos, Story, stories
+from envs import CountEnv, Counter, Fails, Gated, Story, stories
 from equality import MODES, same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import SyncVectorEnv
@@ -571,20 +571,3 @@ def test_the_least_is_waited_for_beyond_the_deadline(tmp_path):
         opener.start()
         assert len(envs.recv()[-1]["env_id"]) >= 2
         opener.join()
-
-
-def test_an_answer_whose_message_comes_later_keeps_its_place():
-    """Env 0's info fits no ring: env 1's answer, which is later, does not overtake it."""
-    words = "x" * 100_000, "y"
-    env_fns = [partial(Infos, [{"words": each}]) for each in words]
-    with closing(ShmVectorEnv(env_fns, num_workers=1, batch_size=1)) as envs:
-        envs.reset()  # returns one of them
-        envs.recv(timeout=DEADLINE)
-        for env in range(2):
-            envs.send([env], [env])
-        until = time.monotonic() + DEADLINE
-        while sum(worker.steps for worker in envs.stats().workers) < 2:
-            assert time.monotonic() < until
-        for env in range(2):
-            infos = envs.recv(timeout=DEADLINE)[-1]
-            assert (infos["env_id"], infos["words"]) == (env, words[env])

@@ -182,27 +182,16 @@ inline ask()
 
 /* ---- taking -------------------------------------------------------------------------------- */
 
-/* caller.pyx: settle_unfinished */
-inline settle_owed(w)
-{
-    do
-    :: owed[w]?[content, number, false] ->
-       owed[w]?content, number, late;
-       state[unit_of(content)] = READY;
-       answered[unit_of(content)] = content
-    :: else -> break
-    od;
-    content = 0; number = 0; late = false
-}
-
 /* caller.pyx: settle */
 inline settle(w)
 {
     assert(worker_of(unit_of(content)) == w);
     assert(state[unit_of(content)] == OUT && numbers[unit_of(content)] == number);
-    state[unit_of(content)] = OWED;
-    owed[w]!content, number, late;
-    settle_owed(w)
+    if
+    :: late -> state[unit_of(content)] = OWED; owed[w]!content, number, late
+    :: else -> state[unit_of(content)] = READY; answered[unit_of(content)] = content
+    fi;
+    content = 0; number = 0; late = false
 }
 
 /* caller.pyx: pop */
@@ -258,8 +247,7 @@ inline fetch(w)
            delivered = true
 #endif
         fi;
-        its_content = 0; its_number = 0;
-        settle_owed(w)
+        its_content = 0; its_number = 0
     };
 #ifndef TAKE_FIRST
     if
@@ -324,12 +312,7 @@ inline lose(w)
         od;
 #ifndef TRUST_LATE
         do
-        :: nempty(owed[w]) ->
-           owed[w]?content, number, late;
-           if
-           :: late -> state[unit_of(content)] = OUT
-           :: else -> state[unit_of(content)] = READY; answered[unit_of(content)] = content
-           fi
+        :: nempty(owed[w]) -> owed[w]?content, number, late; state[unit_of(content)] = OUT
         :: empty(owed[w]) -> break
         od;
         content = 0; number = 0; late = false;
@@ -464,7 +447,7 @@ inline wait()
     od
 }
 
-/* exchange.py: discard, caller.pyx: ask, exchange.py: take; or without the first. */
+/* exchange.py: discard, caller.pyx: post, exchange.py: take; or without the first. */
 inline call()
 {
 #if TRACES

@@ -18,7 +18,7 @@ inline count_choices()
     }
 }
 
-/* caller.pyx: post_all, and caller.pyx: post, which asks any of those that may be asked, but one at
+/* caller.pyx: post, which asks any of those that may be asked, but one at
  * least if none is out. */
 inline post()
 {
@@ -159,7 +159,7 @@ inline take_answer()
     d_step { out[unit] = false; results[unit] = 0; open--; unit = 0; number = 0 }
 }
 
-/* caller.pyx: take_all, and caller.pyx: pop, which may find none of some workers. */
+/* caller.pyx: pop, which may find none of some workers. */
 inline collect()
 {
     do

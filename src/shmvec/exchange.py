@@ -42,7 +42,6 @@ from shmvec._core import (
     TIME_UP,
     UP,
     Batch,
-    BatchSteps,
     Frames,
     Guard,
     Ledger,
@@ -99,7 +98,7 @@ class OwnsProcesses:
         )
 
 
-class Exchange(OwnsProcesses, BatchSteps):
+class Exchange(OwnsProcesses):
     """Envs in worker processes, and the one ledger of what is in flight.
 
     Attributes:
@@ -117,6 +116,7 @@ class Exchange(OwnsProcesses, BatchSteps):
         ranges: The envs of each worker.
         layout: The layout of the shared memory.
         guard: Refuses a call while another one is under way.
+        recycles: Whether workers are replaced after so many steps.
         closed: Whether the exchange was closed.
         tracing: The parts that :meth:`shmvec.ShmVectorEnv.trace` records; gone once the exchange
             is closed.
@@ -133,6 +133,9 @@ class Exchange(OwnsProcesses, BatchSteps):
         array([1., 1.])
         >>> exchange.close()
     """
+
+    # What each step reads: an object with more attributes than 30 reads them slowly.
+    __slots__ = "_ledger", "_recovery", "_workers", "guard", "recycles"
 
     def __init__(
         self,
@@ -173,6 +176,7 @@ class Exchange(OwnsProcesses, BatchSteps):
         self._workers: Workers | None = None
         self._ledger: Ledger | None = None
         self._owner = os.getpid()
+        self.guard = Guard()
         _owned.add(self)
         functions = checked_env_fns(env_fns)
         self._name = name
@@ -182,7 +186,7 @@ class Exchange(OwnsProcesses, BatchSteps):
             settings = exchange_settings(self.num_envs, options)
         self._settings = settings
         self.num_workers: int = settings.num_workers
-        self._recycles = settings.recycle_after is not None
+        self.recycles = settings.recycle_after is not None
         self.policy: FaultPolicy = settings.faults
         self.autoreset_mode: AutoresetMode = settings.autoreset_mode
         self.autoreset = settings.autoreset
@@ -190,7 +194,6 @@ class Exchange(OwnsProcesses, BatchSteps):
             may_step_over = self.autoreset.by_worker
         self._ledger_options = num_buffers, bool(may_step_over), in_ranges, hold_batches
         self._called: Envs | None = None  # the envs of the pending call; None: all
-        self._left: set[int] = set()  # envs that `leave` has closed
         self._everyone = np.arange(self.num_envs, dtype=np.intp)
         self._gatherer = Batch(self.num_envs)
 
@@ -288,6 +291,17 @@ class Exchange(OwnsProcesses, BatchSteps):
             )
         return ledger, workers
 
+    def settle(self, name: str, envs: npt.ArrayLike | None = None, within: Any = None) -> Ledger:
+        """The ledger, once the workers of envs are up and no env is in flight.
+
+        Raises:
+            AlreadyPendingCallError: The call ``name`` would mix with another one.
+        """
+        self._check_pending(name, within, alone=True)
+        ledger, _ = self._settled()
+        self._asked(envs)
+        return ledger
+
     def _chosen(self, envs: npt.ArrayLike | None) -> Envs:
         """Indices of envs, as an array: all if it is None; it may be empty."""
         if type(envs) is np.ndarray and envs.dtype == np.intp and envs.flags.c_contiguous:
@@ -298,15 +312,51 @@ class Exchange(OwnsProcesses, BatchSteps):
         return checked_env_ids(envs, self.num_envs)
 
     def _asked(self, envs: npt.ArrayLike | None, deadline: float | None = None) -> Envs:
-        """Indices of envs that are asked, none of which has left; waits for their workers."""
+        """Indices of envs that are asked; waits for their workers."""
         chosen = self._chosen(envs)
-        gone = self._left.intersection(chosen.tolist()) if self._left else ()
-        if gone:
-            raise ValueError(f"envs {sorted(gone)} have left: they cannot be asked")
         # What is asked of a worker that is being replaced would be lost.
         if self._open()[0].links.down and not self._wait(UP, chosen, deadline):
             raise multiprocessing.TimeoutError("timed out: a worker is still being replaced")
         return chosen
+
+    @exclusive
+    def ask(
+        self,
+        envs: npt.ArrayLike | None,
+        actions: Any,
+        *,
+        frame: int = -1,
+        together: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Asks envs to step, and does not wait, but for workers that are being replaced.
+
+        Args:
+            envs: Which, int ``(n,)``. None: all.
+            actions: One for each of these envs, batched as the action space says; lists will do.
+            frame: The rollout's frame for the results; with some envs, one that has the others'
+                results.
+            together: Whether neighbouring envs answer together: cheaper, if no caller waits for one
+                of them alone.
+            timeout: Seconds to wait. None: as long as it takes.
+
+        Raises:
+            ClosedEnvironmentError: It is closed.
+            AlreadyPendingCallError: Another call is under way.
+            multiprocessing.TimeoutError: The time is up. Nothing was sent.
+            ValueError: There is no such env, it is named twice, or is in flight; the number or
+                shape of the actions is wrong. Nothing was sent.
+            TypeError: The dtype of the actions or of ``envs`` is wrong. Nothing was sent.
+            BufferError: All frames of an env are held. Nothing was sent.
+        """
+        ledger = self._ledger
+        if ledger is None or self.guard.abandoned or ledger.links.down:
+            deadline = _deadline(timeout)
+            ledger, _ = self._settled(deadline)
+            envs = self._asked(envs, deadline)
+        elif envs is not None:
+            envs = self._chosen(envs)
+        ledger.step(envs, actions, frame, together)
 
     @exclusive
     def ask_reset(
@@ -348,7 +398,6 @@ class Exchange(OwnsProcesses, BatchSteps):
         chosen = self._asked(envs, deadline)
         if not len(chosen):
             return
-        workers.doing = "reset"
         ledger.reset(chosen, seeds, copies_of_each(workers, options), **how)
 
     def _command(
@@ -374,7 +423,6 @@ class Exchange(OwnsProcesses, BatchSteps):
     def take(
         self,
         envs: npt.ArrayLike | None = None,
-        *,
         count: int | None = None,
         least: int | None = None,
         timeout: float | None = None,
@@ -408,51 +456,34 @@ class Exchange(OwnsProcesses, BatchSteps):
             EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker died, and the policy does not restart it.
         """
-        deadline = _deadline(timeout)
-        ledger, _ = self._settled(deadline)
+        deadline = None if timeout is None else _deadline(timeout)
+        ledger = self._ledger
+        if ledger is None or self.guard.abandoned:
+            ledger, _ = self._settled(deadline)
         if gather is True:
             gather = self._gatherer
-        if envs is None and count is None and timeout is None:
-            taken = self._take_all(ledger, gather, everyone, arrays)
-        else:
-            chosen, among = self._waited_for(ledger, envs, count, least, deadline)
-            taken = ledger.take(chosen, gather, everyone, arrays, among)
-        return Answers(taken[0], *taken[1], *taken[2][:2])
-
-    def _take_all(
-        self, ledger: Ledger, gather: Any, everyone: bool = True, arrays: bool = True
-    ) -> Taken:
-        """Takes all envs that are in flight."""
-        results = ledger.take_all(gather, arrays)
-        if results is not None:  # the fast path
-            return self._everyone, results, ()
-        self._wait()
-        taken: Taken = ledger.take(ledger.ready(), gather, everyone, arrays, None)
-        return taken
-
-    def _results(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
-        """Takes all envs in flight; returns results of all envs, and raises what envs raise."""
-        _, results, rest = self._take_all(ledger, gather, arrays=arrays)
-        if rest and rest[1]:
-            self.raise_failures(rest[1])
-        return results
-
-    def _waited_for(
-        self,
-        ledger: Ledger,
-        envs: npt.ArrayLike | None,
-        count: int | None,
-        least: int | None,
-        deadline: float | None,
-    ) -> tuple[Envs, Collection[int] | None]:
-        """Waits for envs; returns the ready ones, and those whose failures are taken with them."""
         if count is None:
-            these = None if envs is None else self._chosen(envs)
-            self._wait_within(these, deadline)
-            if these is None:
-                return ledger.ready(), None
-            return ledger.ready_among(these), set(these.tolist())
-        wanted = count if least is None else least
+            count, envs = -1, None if envs is None else self._chosen(envs)
+            self._wait_within(envs, deadline)
+        else:
+            self._wait_for_some(ledger, count if least is None else least, least, deadline)
+        chosen, results, rest = ledger.take(envs, count, gather, everyone, arrays)
+        if rest is None:
+            return Answers(chosen, *results)
+        return Answers(chosen, *results, *rest[:2])
+
+    def _take_all(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
+        """Takes all envs that are in flight; returns results of all, and raises what they raise."""
+        self._wait()
+        _, results, rest = ledger.take(None, -1, gather, True, arrays)
+        if rest is not None and rest[1]:
+            self.raise_failures(rest[1])
+        return results  # type: ignore[no-any-return]
+
+    def _wait_for_some(
+        self, ledger: Ledger, wanted: int, least: int | None, deadline: float | None
+    ) -> None:
+        """Waits until so many envs are ready, or with ``least`` and a time that is up: any."""
         if ledger.num_in_flight < wanted and not ledger.raised:
             raise NoAsyncCallError(
                 f"Waiting for {wanted} envs, but only {ledger.num_in_flight} have been asked to "
@@ -465,9 +496,6 @@ class Exchange(OwnsProcesses, BatchSteps):
             raise multiprocessing.TimeoutError(
                 f"The call to `recv` has timed out: {ledger.num_ready} of {wanted} envs are ready."
             )
-        if ledger.raised:
-            return self._everyone[:0], None
-        return ledger.oldest(count), ()
 
     @exclusive
     def wait_for(self, count: int, timeout: float) -> int:
@@ -546,6 +574,58 @@ class Exchange(OwnsProcesses, BatchSteps):
 
     # ---- calls that ask envs and take their answers ------------------------------------------
 
+    def step(
+        self,
+        actions: Any,
+        gather: Any = None,
+        envs: Envs | None = None,
+        frame: int = -1,
+        last: bool = False,
+        arrays: bool = True,
+        meanwhile: Callable[[], object] | None = None,
+        within: Any = None,
+    ) -> tuple[Any, ...]:
+        """Steps all envs, or some, none of which may be in flight.
+
+        Args:
+            actions: As for :meth:`ask`.
+            gather: As for :meth:`take`.
+            envs: Which. None: all.
+            frame: The rollout's frame for the results; -1: none.
+            last: Whether that is the rollout's last frame.
+            arrays: Whether results other than infos are wanted at all.
+            meanwhile: Called while the envs step.
+            within: The loan under which this call is made.
+
+        Returns:
+            Observations, rewards, terminations and truncations of all envs, and infos.
+
+        Raises:
+            AlreadyPendingCallError: Another call is under way, or its results are to be taken.
+            Exception: As :meth:`ask` and :meth:`take`, and whatever envs raise.
+        """
+        ledger = self._ledger
+        if ledger is None:
+            ledger, _ = self._open()
+        _, results, rest = ledger.step_and_take(
+            self, envs, actions, frame, meanwhile, gather, arrays, within
+        )
+        if rest is not None and rest[1]:
+            try:
+                self.raise_failures(rest[1])
+            except BaseException as error:
+                raise cut_traceback(error)  # noqa: B904  # the same error
+        if last or self.recycles:
+            self._end_step(last)
+        return results  # type: ignore[no-any-return]
+
+    @exclusive
+    def _end_step(self, last: bool) -> None:
+        if self.recycles:
+            self._recycle(None)
+        if last:
+            self._frames.come_home()
+
     @whole
     def reset(
         self,
@@ -569,10 +649,9 @@ class Exchange(OwnsProcesses, BatchSteps):
         Raises:
             Exception: As :meth:`step`.
         """
-        self._check_pending("reset_async", alone=True)
-        ledger, _ = self._settled()
+        ledger = self.settle("reset_async", envs)
         self._ask_reset(envs, seeds, options, together=True)
-        infos = self._results(ledger, gather, arrays=False)[-1]
+        infos = self._take_all(ledger, gather, arrays=False)[-1]
         return self._frames.observe(), infos
 
     @whole
@@ -633,14 +712,14 @@ class Exchange(OwnsProcesses, BatchSteps):
         ledger, workers = self._settled(deadline)
         chosen = self._chosen(envs).tolist()
         self._command("call", ("close", (), {}), envs, deadline)
-        self._left.update(chosen)
+        ledger.gone.update(chosen)
         try:
             self._returned(envs, deadline)
         except multiprocessing.TimeoutError:  # no later call may wait for these
             for index, owned in enumerate(workers.ranges):
                 if workers.is_here(index):  # its envs have closed: the caller has called them
                     continue
-                if self._left.issuperset(owned):
+                if ledger.gone.issuperset(owned):
                     workers.end(index)
                     ledger.retire(index)
                 elif not set(chosen).isdisjoint(owned):
@@ -655,9 +734,8 @@ class Exchange(OwnsProcesses, BatchSteps):
         ledger, workers = self._open()
         order = self._chosen(envs)
         self._wait_within(order, deadline)
-        ready, among = ledger.ready_among(order), set(order.tolist())
-        taken = ledger.take(ready, None, False, False, among)
-        _, failures, results, unanswered = taken[2]
+        _, _, rest = ledger.take(order, arrays=False)
+        _, failures, results, unanswered = rest or ({}, [], {}, [])
         raise_failures(failures)
         if unanswered:
             raise WorkerCrashError(
@@ -731,8 +809,7 @@ class Exchange(OwnsProcesses, BatchSteps):
         ledger, workers = self._open()
         if operation == "step":
             self._asked(None)
-            workers.doing = "step"
-            ledger.step_all(arguments[0])
+            ledger.step(None, arguments[0])
         elif operation == "reset":
             self._ask_reset(*arguments, together=True)
         else:
@@ -771,10 +848,10 @@ class Exchange(OwnsProcesses, BatchSteps):
         if operation == "call":
             return self._returned(self._called)
         if operation == "reset":
-            infos = self._results(ledger, gather, arrays=False)[-1]
+            infos = self._take_all(ledger, gather, arrays=False)[-1]
             return self._frames.observe(), infos
-        results = self._results(ledger, gather)
-        if self._recycles:
+        results = self._take_all(ledger, gather)
+        if self.recycles:
             self._recycle(None)
         return results
 
@@ -894,7 +971,7 @@ class Exchange(OwnsProcesses, BatchSteps):
             The envs of due workers that were not restarted, because some of their envs are in
             flight, or not named.
         """
-        return self._recycle(envs) if self._recycles else ()
+        return self._recycle(envs) if self.recycles else ()
 
     def _recycle(self, envs: Collection[int] | None) -> Collection[int]:
         with self._closing():
@@ -964,8 +1041,7 @@ class Exchange(OwnsProcesses, BatchSteps):
         workers.doing = name
         ledger.command(self._everyone, packed, [] if descriptor is None else [descriptor])
         # A worker that died instead of answering has received the memory at its restart.
-        rest = self._take_all(ledger, None, arrays=False)[2]
-        raise_failures(rest[1] if rest else [])
+        self._take_all(ledger, None, arrays=False)
 
     # ---- a log of steps ----------------------------------------------------------------------
 
@@ -1000,9 +1076,10 @@ class Exchange(OwnsProcesses, BatchSteps):
                 return True
             if event == TIME_UP:
                 return False
-            self._handle(event)
+            self.handle(event)
 
-    def _handle(self, event: int) -> None:
+    def handle(self, event: int) -> None:
+        """Handles an event of a wait as the policy says; a crash that it raises closes this."""
         with self._closing():
             self._recovery.handle(event)
 
@@ -1136,11 +1213,6 @@ def _finalize(workers: Workers, forgotten: weakref.ref[Exchange]) -> None:
     if exchange is not None:
         exchange._let_go()
     workers.stop(0.0)
-
-
-# The envs, their results, and, unless taken on the fast path: reports, failures, results of a
-# command by env, and envs whose command was lost with their worker.
-Taken = tuple[Envs, tuple[Any, ...], Sequence[Any]]
 
 
 @dataclass(slots=True)

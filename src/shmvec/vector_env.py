@@ -35,7 +35,7 @@ from shmvec.exchange import Exchange, OwnsProcesses
 from shmvec.stats import Stats
 
 if TYPE_CHECKING:
-    from shmvec.exchange import Exchange
+    from shmvec.exchange import Answers, Exchange
 
 __all__ = ["ShmVectorEnv", "StepResults", "Trace"]
 
@@ -658,18 +658,23 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         exchange = self._exchange
         assert exchange is not None
         if self._replay is not None:
-            results, envs, failures = self._taken_again(self._replay, timeout)
+            answers = self._taken_again(self._replay, timeout)
         else:
             if self._batch_timeout is not None and min_envs is None:
                 timeout = self._waited_for_most(count, timeout)
                 min_envs = None if self._least is None else min(self._least, count)
-            results, envs, failures = exchange.take_batch(count, self, min_envs, timeout)
-        if failures:
-            exchange.raise_failures(failures)
+            if exchange.pending is not None:
+                exchange.check_pending("recv")
+            if exchange.recycles:
+                exchange.recycle()
+            answers = exchange.take(None, count, min_envs, timeout, self)
+        if answers.failures:
+            exchange.raise_failures(answers.failures)
         if self._record is not None:
-            self._record.append(envs.copy())
-        results[4]["env_id"] = envs
-        return results
+            self._record.append(answers.envs.copy())
+        answers.infos["env_id"] = answers.envs
+        arrays = answers.observations, answers.rewards, answers.terminations, answers.truncations
+        return (*arrays, answers.infos)
 
     def _waited_for_most(self, count: int, timeout: float | None) -> float | None:
         """Waits for a whole batch, as long as it may take; returns what is left of the time."""
@@ -679,15 +684,14 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.exchange.wait_for(count, limit)
         return None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
 
-    def _taken_again(self, replay: Replay, timeout: float | None) -> tuple[StepResults, Any, Any]:
-        """The next batch of a recorded order, as ``Exchange.take_batch`` returns one."""
+    def _taken_again(self, replay: Replay, timeout: float | None) -> Answers:
+        """The next batch of a recorded order."""
         exchange = self.exchange
         exchange.check_pending("recv")
         exchange.recycle()
         answers = exchange.take(replay.batch(exchange), timeout=timeout, gather=self)
         replay.batches += 1
-        arrays = answers.observations, answers.rewards, answers.terminations, answers.truncations
-        return (*arrays, answers.infos), answers.envs, answers.failures
+        return answers
 
     def release(self, array: npt.NDArray[Any]) -> None:
         """Ends the lease of a batch that :meth:`recv` returned as views: workers may write to it.

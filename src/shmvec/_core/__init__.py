@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 _NAMES = {
-    "caller": "Alarms Batch BatchSteps DEAD DONE Frames Guard Ledger Links Loan MESSAGE "
+    "caller": "Alarms Batch DEAD DONE Frames Guard Ledger Links Loan MESSAGE "
     "OVERDUE RAISED TIME_UP UP exclusive whole",
     "memory": "ACTION_ITEMSIZE ActionCodec ArrayCodec Blocks COUNTERS Codec DictCodec Insight "
     "Lease MappedMemory MessageCodec OtherShapeError Results Seeds Segment TEXT_HEAD TextCodec "
@@ -39,14 +39,6 @@ if TYPE_CHECKING:
     exclusive: Callable[[Method], Method]
     whole: Callable[[Method], Method]
     release: Callable[[Any], None]
-
-    class BatchSteps:
-        """Base of the Exchange, with its ``step``."""
-
-        guard: Any
-        ask: Callable[..., None]
-        step: Callable[..., tuple[Any, ...]]
-        take_batch: Callable[..., tuple[Any, Any, list[Any]]]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,14 +4,15 @@
             -> slab, one completion -> completion ring -> take
 
 By section: the guard admits one call at a time; `Links` are the ends of all rings, and wait;
-`Frames` knows where results lie; `Inbox` reads infos; the `Ledger` knows what each env was asked and
-which has answered; `BatchSteps` are the calls of a training loop.
+`Frames` knows where results lie; `Inbox` reads infos; the `Ledger` knows what each env was asked
+and which has answered.
 """
 
 cimport cython
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy
 from posix.unistd cimport close as close_descriptor, write
 
 from shmvec._core cimport csrc as c
@@ -56,7 +57,6 @@ from collections import deque, namedtuple
 from functools import wraps
 from itertools import count
 from pickle import PicklingError
-from time import monotonic
 from weakref import ref
 
 import numpy as np
@@ -322,6 +322,7 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 
+@cython.final
 cdef class Alarms:
     """Descriptors that wake dozing workers; see csrc/bell.h."""
 
@@ -369,6 +370,7 @@ cdef class Alarms:
                 write(self.descriptors[index], &one, sizeof(one))  # may be full: wakes it too
 
 
+@cython.final
 cdef class Links:
     """The parent's ends of the rings and channels of all workers."""
 
@@ -393,6 +395,7 @@ cdef class Links:
     cdef bint lingering           # more workers than cores: the last of a batch step stay awake
     cdef bint talking             # messages have come on the channels lately, or will come
     cdef readonly object workers  # their processes
+    cdef uint32_t doing           # the last operation that was asked for
     cdef list channels
     cdef readonly object owner    # id of the process that owns the workers
     cdef readonly list dead       # the workers that the last look has found dead
@@ -701,6 +704,8 @@ cdef class Links:
         PyErr_CheckSignals()
         self.check_open()
         self.pump()
+        if self.doing == STEP or self.doing == RESET:
+            self.workers.doing = "step" if self.doing == STEP else "reset"
         self.dead = self.workers.dead()
         if self.dead:
             return DEAD
@@ -946,6 +951,7 @@ cdef class Links:
 # The numbers in requests: first the frames at home, in the segment; then the same frames with each
 # of the blocks; then the frames of rollouts, in memory of their own.
 
+@cython.final
 cdef class Frames:
     """Register of where each env's last results are, and where its next ones go."""
 
@@ -964,7 +970,7 @@ cdef class Frames:
     cdef bint keep_last           # new results do not overwrite the last ones
     cdef bint several             # there are several frames at home
     cdef Blocks blocks            # None: there are none
-    cdef Py_ssize_t block         # the block that the last request named, until it is lent; -1
+    cdef Py_ssize_t block         # with all envs' last observations, until it is lent; -1: none
     cdef Py_ssize_t beyond        # the number of the rollouts' first frame
     cdef Py_ssize_t hold_batches  # further batches after which a lease ends; 0: it does not
     cdef object batches           # weak references to the leases of the last batches
@@ -1174,6 +1180,7 @@ cdef class Frames:
         """Makes the env's results its last observation, reward 0 and a truncation."""
         cdef Py_ssize_t row
         cdef Py_ssize_t last
+        self.block = -1
         cdef Results results = self.where(env, &row, &last)
         if row != last:
             results.observations.copy_row(results.observations, last, row)
@@ -1215,17 +1222,14 @@ cdef class Frames:
                 return self.home.observations.gather(self.rows)
         return self.home.observations.batch(self.copy, first, self.num_envs)
 
-    cdef tuple all(self, bint usual, infos):
-        """Observations, rewards, terminations and truncations of all envs, and these infos.
-
-        `usual` says that all envs have written their results in one lockstep request, the last.
-        """
+    cdef tuple all(self, infos):
+        """Observations, rewards, terminations and truncations of all envs, and these infos."""
         cdef Results home = self.home
         if self.away >= 0:  # no env was asked since the rollout's last step
             self.come_home()
         cdef Py_ssize_t block = self.block
         self.block = -1  # it is lent once at most
-        if usual and block >= 0:
+        if block >= 0:
             observations = self.blocks.lend(block)
         else:
             observations = self.observe()
@@ -1272,6 +1276,17 @@ cdef enum State:
     READY      # it has answered: it is in the queue
     LOST       # asked, and its worker has died
     FAILED     # asked, and has raised
+
+
+cdef struct Entry:          # of one env
+    uint32_t worker
+    uint32_t sequence       # the number of its request
+    uint32_t state          # a State
+    uint32_t operation      # of its request
+    bint by_user            # whether its request is a reset by the caller
+    uint64_t check          # the number of the last check that named it
+    Py_ssize_t previous     # in the queue of ready envs, from the oldest to the newest; -1: none
+    Py_ssize_t next
 
 
 # ==== infos =======================================================================================
@@ -1396,13 +1411,22 @@ cdef class Columns:
                 column.children.finish()
 
 
+cdef struct Head:           # of a message in an env's room
+    uint32_t kind
+    uint32_t tag            # the number of its schema, or TAG_PICKLE
+    uint32_t nbytes         # of its content, which follows
+
+cdef struct Room:           # an env's messages, one after the other
+    char *start
+    size_t used
+    size_t size
+
+
+@cython.final
 cdef class InfoDecoder(Decoder):
     """Decoder of one worker's messages: infos, and observations that are in no slab."""
 
-    cdef const uint8_t[::1] states  # these three: as in Inbox
-    cdef const uint32_t[::1] sequences
-    cdef const uint32_t[::1] flags
-    cdef bint discards  # whether no message is wanted
+    cdef const Entry *entries
     cdef Columns columns
     cdef Codec observations
     cdef Codec finals
@@ -1410,9 +1434,8 @@ cdef class InfoDecoder(Decoder):
     cdef Py_ssize_t row
     cdef Py_ssize_t num_rows
 
-    def __init__(self, segment, worker, from_worker, Inbox inbox, Columns columns,
-                 Codec observations, Codec finals):
-        self.states, self.sequences, self.flags = inbox.states, inbox.sequences, inbox.flags
+    def __init__(self, segment, worker, from_worker, Columns columns, Codec observations,
+                 Codec finals):
         self.columns = columns
         self.observations = observations
         self.finals = finals
@@ -1429,46 +1452,10 @@ cdef class InfoDecoder(Decoder):
         # Not by its number: a worker that is busy with several envs may answer later ones first.
         if env >= self.num_envs:
             raise self.damaged("has no env")
-        return not self.discards and self.sequences[env] == sequence and (
-            self.states[env] == IN_FLIGHT
-            or self.states[env] == READY and self.flags[env] & MESSAGES != 0)
-
-    cdef list drain(self, uint32_t sequence):
-        """All infos of this sequence as [(env, info)], in the order in which they were sent."""
-        cdef list infos = []
-        while self.next(sequence):
-            info = self.read(None, None)
-            if info is not None:
-                infos.append((self.env, info))
-            self.advance()
-        return infos
-
-    cdef int add_to(self, dict infos, uint32_t sequence, object vector_env) except -1:
-        """Adds the infos of this sequence, at least one, to Gymnasium's dict of arrays."""
-        cdef bint found = False
-        self.num_rows = self.num_envs
-        while self.next(sequence):
-            found = True
-            self.row = self.env
-            self.read(infos, vector_env)
-            self.advance()
-        if not found:
-            raise self.damaged("was announced, and is not there")
-        return 0
-
-    cdef int add_env(self, dict infos, Py_ssize_t env, uint32_t sequence, Py_ssize_t row,
-                     Py_ssize_t num_rows, object vector_env) except -1:
-        """Adds the infos of one env, which come next, to a dict of arrays of another length."""
-        self.row = row
-        self.num_rows = num_rows
-        while self.next(sequence) and self.env <= env:
-            if self.env == env:  # else it is of an env that has failed
-                self.read(infos, vector_env)
-            self.advance()
-        return 0
+        return self.entries[env].state == IN_FLIGHT and self.entries[env].sequence == sequence
 
     cdef object read(self, dict infos, object vector_env):
-        """Adds the message that `next` found; without a vector env, returns it as the env did."""
+        """Adds the message to a dict of arrays; without a vector env, returns it as the env did."""
         cdef list fields
         if self.kind == OBSERVATION:  # to where the others are
             self.observations.write(self.env, self.take()[""])
@@ -1523,202 +1510,171 @@ cdef class InfoDecoder(Decoder):
         return 0
 
 
-# ---- the messages of all workers ---------------------------------------------------------------
-
-
+@cython.final
 cdef class Inbox:
-    """Messages of answers that have not been taken yet."""
+    """Messages of answers that were not taken yet, by env."""
 
-    cdef Links links
-    cdef object slabs
+    cdef Segment segment
+    cdef const Entry *entries
     cdef Codec observations
-    cdef list decoders                 # one for each worker
-    cdef object columns
-    cdef dict held                     # env: [info, or (decoder, message)], moved out of the rings
-    cdef bint has_read                 # messages were read whose room is not given back yet
-    # The ledger's entries, one for each env.
-    cdef const uint32_t[::1] workers
-    cdef const uint8_t[::1] states     # a State
-    cdef const uint32_t[::1] sequences # the number of its request
-    cdef uint32_t[::1] flags           # the flags of its answer
+    cdef Codec finals
+    cdef Columns columns
+    cdef list decoders       # by worker
+    cdef list senders        # by env: the decoder of its messages; a worker's successor has another
+    cdef Room *rooms         # by env: messages that came through a ring
+    cdef Py_ssize_t num_envs
+    cdef Py_ssize_t num_filled  # envs with messages, those in `late` included
+    cdef dict late           # env: [(kind, message, maybe pickled)]: came through a channel
+    cdef object unpack       # of a pickled one
 
-    def __init__(self, Links links, slabs, const uint32_t[::1] workers,
-                 const uint8_t[::1] states, const uint32_t[::1] sequences, uint32_t[::1] flags):
-        self.links = links
-        self.slabs = slabs
+    def __cinit__(self, Segment segment, *args):
+        self.num_envs = segment.num_envs
+        self.rooms = <Room *>calloc(self.num_envs, sizeof(Room))
+        if self.rooms is NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        cdef Py_ssize_t env
+        if self.rooms is not NULL:
+            for env in range(self.num_envs):
+                free(self.rooms[env].start)
+            free(self.rooms)
+
+    def __init__(self, Segment segment, slabs, unpack):
+        self.segment = segment
         self.observations = slabs.results.observations
-        self.workers = workers
-        self.states = states
-        self.sequences = sequences
-        self.flags = flags
+        self.finals = slabs.finals
         self.columns = Columns()
-        self.decoders = [None] * links.num_workers
-        self.held = {}
+        self.decoders = [None] * segment.num_workers
+        self.senders = [None] * self.num_envs
+        self.late = {}
+        self.unpack = unpack
 
     cdef int renew(self, uint32_t worker) except -1:
         """Starts reading a worker's ring from its beginning."""
-        self.decoders[worker] = InfoDecoder(
-            self.links.segment, worker, True, self, self.columns, self.observations,
-            self.slabs.finals)
+        cdef InfoDecoder decoder = InfoDecoder(
+            self.segment, worker, True, self.columns, self.observations, self.finals)
+        decoder.entries = self.entries
+        self.decoders[worker] = decoder
         return 0
 
-    # ---- messages in rings -------------------------------------------------------------------
+    # ---- arrival -----------------------------------------------------------------------------
 
-    cdef bint has_any(self, const Py_ssize_t[::1] envs) noexcept:
-        """Whether one of these envs has sent a message."""
-        cdef Py_ssize_t i
-        if self.held:
-            return True
-        for i in range(envs.shape[0]):
-            if self.flags[envs[i]] & MESSAGES:
-                return True
-        return False
-
-    cdef int hold(self, Py_ssize_t env) except -1:
-        """Moves an env's messages, unread, from the ring to ``held``; in the order of answers."""
-        cdef InfoDecoder decoder
-        if not self.flags[env] & MESSAGES:
-            return 0
-        decoder = self.decoders[self.workers[env]]
-        while decoder.next(self.sequences[env]) and decoder.env <= env:
-            if decoder.env == env:  # otherwise it belongs to an env that failed
-                self.held.setdefault(env, []).append((decoder, decoder.copied()))
+    cdef int receive(self, uint32_t worker, const c.sv_record *answer) except -1:
+        """Moves an answer's messages from the worker's ring to its envs."""
+        cdef InfoDecoder decoder = self.decoders[worker]
+        cdef bint found = False
+        while decoder.next(answer.sequence):
+            if not answer.first <= <uint32_t>decoder.env < answer.first + answer.count:
+                raise decoder.damaged("is of another env")
+            self.store(decoder)
             decoder.release()
-        self.flags[env] &= ~<uint32_t>MESSAGES
+            found = True
+        if not found:
+            raise decoder.damaged("was announced, and is not there")
         return 0
 
-    cdef int order(self, const Py_ssize_t[::1] ready, const Py_ssize_t[::1] envs) except -1:
-        """Moves infos out of the rings if their order there is not that of these envs.
+    cdef int store(self, InfoDecoder decoder) except -1:
+        """Appends the message that a decoder has found to its env's."""
+        cdef Room *room = &self.rooms[decoder.env]
+        cdef Head head
+        cdef size_t used
+        cdef char *start
+        head.kind, head.tag = decoder.kind, decoder.tag
+        head.nbytes = <uint32_t>(decoder.end - decoder.start)
+        used = room.used + sizeof(Head) + head.nbytes
+        if used > room.size:
+            start = <char *>realloc(room.start, 2 * used)
+            if start is NULL:
+                raise MemoryError(f"an info of {head.nbytes} bytes")
+            room.start, room.size = start, 2 * used
+        memcpy(room.start + room.used, &head, sizeof(Head))
+        memcpy(room.start + room.used + sizeof(Head), decoder.start, head.nbytes)
+        self.senders[decoder.env] = decoder
+        self.num_filled += room.used == 0
+        room.used = used
+        return 0
 
-        Args:
-            ready: All envs that have answered, in the order of their answers.
-            envs: The envs whose infos are wanted.
-        """
-        cdef Py_ssize_t i
-        cdef Py_ssize_t env
-        cdef Py_ssize_t position
-        places = np.full(self.workers.shape[0], envs.shape[0], np.intp)  # past the end: not moved
-        cdef Py_ssize_t[::1] place = places
-        for i in range(envs.shape[0]):
-            place[envs[i]] = i
-        last = np.full(self.links.num_workers, -1, np.intp)
-        cdef Py_ssize_t[::1] last_of = last
-        for i in range(ready.shape[0]):
-            env = ready[i]
-            if not self.flags[env] & MESSAGES:
-                continue
-            position = place[env]
-            if position < last_of[self.workers[env]]:
-                break
-            last_of[self.workers[env]] = position
-        else:
-            return 0
-        for i in range(ready.shape[0]):
-            self.hold(ready[i])
+    cdef int receive_late(self, dict messages) except -1:
+        """Takes messages that came through a channel: env: [(kind, message)]."""
+        for env in messages:
+            self.num_filled += not self.has(env)
+        self.late.update(messages)
+        return 0
+
+    cdef bint has(self, Py_ssize_t env) except -1:
+        return self.rooms[env].used > 0 or (self.late and env in self.late)
+
+    cdef int discard(self, Py_ssize_t env) except -1:
+        if self.has(env):
+            self.num_filled -= 1
+            self.rooms[env].used = 0
+            self.late.pop(env, None)
         return 0
 
     # ---- infos of a batch --------------------------------------------------------------------
 
-    cdef list read_held(self, Py_ssize_t env):
-        """An env's infos that are in no ring."""
-        cdef InfoDecoder decoder
-        cdef list infos = []
-        for held in self.held.get(env, ()):
-            if type(held) is tuple:
-                decoder, message = held
-                decoder.restore(message)
-                held = decoder.read(None, None)
-            if held is not None:
-                infos.append(held)
-        return infos
+    cdef list read(self, Py_ssize_t env, dict infos, Py_ssize_t row, object vector_env):
+        """An env's infos; with a dict of arrays, those that its plain `_add_info` did not add."""
+        cdef Room *room = &self.rooms[env]
+        cdef InfoDecoder decoder = self.senders[env]
+        cdef Head head
+        cdef size_t at = 0
+        cdef list left = []
+        while at < room.used:
+            memcpy(&head, room.start + at, sizeof(Head))
+            at += sizeof(Head)
+            decoder.open(env, head.kind, head.tag, room.start + at, head.nbytes)
+            at += head.nbytes
+            if infos is not None:
+                decoder.row, decoder.num_rows = row, vector_env.num_envs
+            info = decoder.read(infos, None if infos is None else vector_env)
+            if info is not None:
+                left.append(info)
+        for kind, message in self.late.get(env, ()) if self.late else ():
+            info = message if isinstance(message, dict) else self.unpack(message)
+            if kind == OBSERVATION:
+                self.observations.write(env, info[""])
+            else:
+                left.append(info)
+        return left
 
-    cdef list each_of_all(self, list workers, uint32_t sequence):
-        """Infos of all envs, one dict each; only these workers have sent some."""
-        cdef InfoDecoder decoder
-        cdef list each = [{} for _ in range(self.workers.shape[0])]
-        self.has_read = True
-        for worker in workers:
-            decoder = self.decoders[worker]
-            for env, info in decoder.drain(sequence):
-                each[env] = _merged([each[env], info]) if each[env] else info
-        return each
-
-    cdef dict gather_all(self, list workers, uint32_t sequence, vector_env):
-        """Infos of all envs, as Gymnasium's dict of arrays; only these workers have sent some."""
-        cdef InfoDecoder decoder
-        cdef dict infos = {}
-        self.has_read = True
-        try:
-            for worker in workers:
-                decoder = self.decoders[worker]
-                decoder.add_to(infos, sequence, vector_env)
-        finally:
-            self.columns.finish()
-        return infos
-
-    cdef list each(self, const Py_ssize_t[::1] envs):
+    cdef list each(self, const Py_ssize_t *envs, Py_ssize_t count):
         """Infos of these envs: one dict for each, as the env returned it."""
         cdef Py_ssize_t i
-        for i in range(envs.shape[0]):
-            self.hold(envs[i])
-        return [_merged(self.read_held(envs[i])) for i in range(envs.shape[0])]
+        cdef list infos = []
+        for i in range(count):
+            infos.append(_merged(self.read(envs[i], None, 0, None)) if self.has(envs[i]) else {})
+        return infos
 
-    cdef object gather(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows, dict reports,
+    cdef object gather(self, const Py_ssize_t *envs, Py_ssize_t count, bint everyone, dict reports,
                        vector_env):
-        """Infos of these envs, with reports of faults: Gymnasium's dict of arrays."""
+        """Infos of these envs, with reports of faults: Gymnasium's dict of arrays.
+
+        Args:
+            envs: The envs.
+            everyone: Whether the rows are those of all envs; else those of `envs`, in their order.
+            reports: env: Report.
+            vector_env: Its `_add_info` gathers.
+        """
         cdef Py_ssize_t i
         cdef Py_ssize_t env
-        cdef object infos = {}
-        cdef InfoDecoder decoder
-        cdef Py_ssize_t num_rows = vector_env.num_envs
+        cdef Py_ssize_t row
         cdef bint plain = type(vector_env)._add_info is _plain_add_info
-        self.has_read = plain
+        cdef dict columns = {} if plain else None
+        cdef object infos = columns if plain else {}
         try:
-            for i in range(envs.shape[0]):
+            for i in range(count):
                 env = envs[i]
-                if not plain:
-                    self.hold(env)
-                elif self.flags[env] & MESSAGES:
-                    decoder = self.decoders[self.workers[env]]
-                    decoder.add_env(infos, env, self.sequences[env], rows[i], num_rows, vector_env)
-                for info in self.read_held(env) if self.held else ():
-                    infos = vector_env._add_info(infos, info, rows[i])
+                row = env if everyone else i
+                if self.has(env):
+                    for info in self.read(env, columns, row, vector_env):
+                        infos = vector_env._add_info(infos, info, row)
                 if reports and env in reports:
-                    infos = vector_env._add_info(infos, reports[env].info, rows[i])
+                    infos = vector_env._add_info(infos, reports[env].info, row)
         finally:
             self.columns.finish()
         return infos
-
-    # ---- the end of a batch ------------------------------------------------------------------
-
-    cdef int give_back(self) except -1:
-        """Gives the room of messages that were read back to the rings."""
-        cdef InfoDecoder decoder
-        self.has_read = False
-        for decoder in self.decoders:
-            decoder.give_back()
-        return 0
-
-    cdef int discard(self, Py_ssize_t env) except -1:
-        """Discards an env's held messages."""
-        if self.held:
-            self.held.pop(env, None)
-        return 0
-
-    cdef int discard_all(self, uint32_t sequence) except -1:
-        """Discards all messages of answers to requests before this one."""
-        cdef InfoDecoder decoder
-        self.has_read = False
-        self.held.clear()
-        self.flags[:] = 0
-        for decoder in self.decoders:
-            decoder.discards = True
-            try:
-                decoder.next(sequence)
-            finally:
-                decoder.discards = False
-            decoder.give_back()
-        return 0
 
 
 cdef object _merged(list infos):
@@ -1730,21 +1686,21 @@ cdef object _merged(list infos):
 
 # ==== ledger ======================================================================================
 #
-# The ledger of a vector env: which env was asked what, and which has answered.
+# Which env was asked what, and which has answered: no other object keeps this.
 #
-# No other object keeps this. Each call of the ledger has three phases. *Prepare* does everything
-# that may raise, be refused or run other people's Python code; it changes nothing that another call
-# can see. *Commit* notes what was asked or taken and puts requests on rings; it calls no Python
-# code. *Publish* rings the bell and returns results. So an exception at any moment, from a signal
-# handler for instance, leaves the ledger true: envs that were asked are in flight.
+# A call of the ledger has three phases. *Prepare* does everything that may raise, be refused or run
+# other people's Python code; it changes nothing that another call can see. *Commit* notes what was
+# asked or taken and puts requests on rings; it calls no Python code. *Publish* rings the bell and
+# returns results. So an exception at any moment, from a signal handler for instance, leaves the
+# ledger true: envs that were asked are in flight.
 #
-# *Lockstep* is the fast path: all envs are asked at once, with one request a worker, and the ledger
-# does nothing for each env. An exceptional case (a fault, a message through a channel, a time
-# limit) first writes entries for the single envs, and continues as if they had been asked one by
-# one.
+# A request names neighbouring envs of one worker, which answer together. If all envs are asked,
+# that is one request and one completion a worker; each env has an entry in any case.
 
 cdef tuple NOTHING = (None, None)  # the seed and the options of a reset that has neither
 
+
+@cython.final
 cdef class Ledger:
     """The request to each env, and its answer."""
 
@@ -1759,41 +1715,30 @@ cdef class Ledger:
     cdef bint resets_in_next_step # autoreset: by the step after that
     cdef bint may_step_over       # False: stepping an env that is done is an error
     cdef bint in_ranges           # one request may always name neighbours
-    cdef bint ranging             # one request of the present call may name neighbours
     cdef Py_ssize_t num_envs
-    cdef Py_ssize_t[::1] everyone
-    # One entry for each env.
-    cdef uint8_t[::1] states
-    cdef uint8_t[::1] operations  # the operation of its request
-    cdef uint32_t[::1] sequences  # the number of its request
-    cdef uint8_t[::1] by_user     # whether its request is a reset by the caller
-    cdef uint32_t[::1] flags      # the flags of its answer
-    cdef uint32_t[::1] workers
-    cdef uint64_t[::1] checked_by # the number of the last check that named it
+    cdef readonly object all_envs # indices of all envs, an array
+    cdef Py_ssize_t[::1] everyone # the same
+    cdef object batch             # stands for a vector env of the envs that are taken
+    cdef Entry *entries           # one for each env
     cdef uint64_t checks
-    # A lockstep request to all envs, one a worker; `spread` writes it to the entries above.
-    cdef bint lockstep
-    cdef bint popped              # its answers are in `lock_answers`, and are not taken yet
-    cdef bint awaits_messages     # some of these answers wait for a message
-    cdef uint32_t lock_operation
-    cdef uint32_t lock_sequence
-    cdef c.sv_record *lock_answers
-    # A circular queue of the ready envs, oldest first, from `head` on.
-    cdef Py_ssize_t[::1] queue
-    cdef Py_ssize_t head
+    cdef readonly set gone        # envs that were closed for ever
+    cdef Py_ssize_t *begins       # of requests among the envs that are asked, and their end
+    cdef Py_ssize_t num_requests  # of the call that is under way
+    cdef Py_ssize_t oldest        # the begin and the end of the queue of ready envs
+    cdef Py_ssize_t newest
     cdef readonly Py_ssize_t num_ready
-    cdef Py_ssize_t num_singles   # envs in flight that were not asked in lockstep
+    cdef readonly Py_ssize_t num_in_flight  # envs that were asked and whose answers were not taken
     cdef uint32_t open_requests   # number of requests without an answer
     cdef uint32_t next_worker     # the worker whose ring is read first
     cdef bint ranges_in_flight    # some requests are for several envs
-    cdef list unfinished          # by worker: answers that wait for a message, or for earlier ones
+    cdef list unfinished          # by worker: answers that wait for a message
     cdef Py_ssize_t num_unfinished
     cdef readonly list failures   # what envs have raised, before the policy has decided about it
     cdef readonly list raised     # what envs have raised, for the caller
-    cdef dict results    # results of commands: env: value
-    cdef list unanswered # envs whose command was lost
-    cdef dict reports    # env: Report of its answer
-    cdef dict after               # env: (fault, whether it breaks the episode), for the next answer
+    cdef dict results             # results of commands: env: value
+    cdef list unanswered          # envs whose command was lost
+    cdef dict reports             # env: Report of its answer
+    cdef dict after               # env: (fault, whether it breaks the episode), for its next answer
     cdef Py_ssize_t num_broken
     cdef readonly object resets   # int64: how often each env was asked to reset
     cdef readonly list asked_with # (seed, options) of each env's last reset of the user's
@@ -1801,16 +1746,19 @@ cdef class Ledger:
     cdef public StepLog log       # of what envs are asked and answer; None: there is none
     cdef uint8_t[::1] lost_workers  # whether each worker is dead, without a successor
 
-    def __cinit__(self, Links links, *args, **kwargs):
-        self.lock_answers = <c.sv_record *>calloc(links.num_workers, sizeof(c.sv_record))
-        if self.lock_answers is NULL:
+    def __cinit__(self, Links links, Frames frames, *args, **kwargs):
+        self.num_envs = frames.num_envs
+        self.entries = <Entry *>calloc(self.num_envs, sizeof(Entry))
+        self.begins = <Py_ssize_t *>calloc(self.num_envs + 1, sizeof(Py_ssize_t))
+        if self.entries is NULL or self.begins is NULL:
             raise MemoryError
 
     def __dealloc__(self):
-        free(self.lock_answers)
+        free(self.entries)
+        free(self.begins)
 
-    def __init__(self, Links links, Frames frames, slabs, autoreset, pack, may_step_over=True,
-                 in_ranges=False):
+    def __init__(self, Links links, Frames frames, slabs, autoreset, pack, unpack,
+                 may_step_over=True, in_ranges=False):
         cdef uint32_t worker
         cdef Py_ssize_t env
         self.links = links
@@ -1820,18 +1768,12 @@ cdef class Ledger:
         self.resets_in_next_step = autoreset.in_next_step
         self.may_step_over = may_step_over
         self.in_ranges = in_ranges
-        self.num_envs = frames.num_envs
-        self.everyone = frames.everyone
-        self.states = np.zeros(self.num_envs, np.uint8)
-        self.operations = np.zeros(self.num_envs, np.uint8)
-        self.sequences = np.zeros(self.num_envs, np.uint32)
-        self.flags = np.zeros(self.num_envs, np.uint32)
-        self.workers = np.zeros(self.num_envs, np.uint32)
-        self.by_user = np.zeros(self.num_envs, np.uint8)
-        self.checked_by = np.zeros(self.num_envs, np.uint64)
-        self.queue = np.zeros(self.num_envs, np.intp)
-        self.inbox = Inbox(
-            links, slabs, self.workers, self.states, self.sequences, self.flags)
+        self.all_envs = np.arange(self.num_envs, dtype=np.intp)
+        self.everyone = self.all_envs
+        self.batch = Batch(self.num_envs)
+        self.oldest = self.newest = -1
+        self.inbox = Inbox(links.segment, slabs, unpack)
+        self.inbox.entries = self.entries
         self.actions = slabs.actions
         self.seeds = slabs.seeds
         if isinstance(self.actions, MessageCodec):
@@ -1839,8 +1781,9 @@ cdef class Ledger:
         self.unfinished = [[] for _ in range(links.num_workers)]
         for worker in range(links.num_workers):
             for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
-                self.workers[env] = worker
+                self.entries[env].worker = worker
             self.renew(worker)
+        self.gone = set()
         self.failures = []
         self.raised = []
         self.results = {}
@@ -1855,9 +1798,9 @@ cdef class Ledger:
     def catch_up(self):
         """Has the log accept what was logged of all envs that are not in flight."""
         cdef Py_ssize_t env
-        if self.log is not None and not self.lockstep:
+        if self.log is not None:
             for env in range(self.num_envs):
-                if self.states[env] == IDLE:
+                if self.entries[env].state == IDLE:
                     self.log.accept(env)
 
     cdef int renew(self, uint32_t worker) except -1:
@@ -1867,7 +1810,7 @@ cdef class Ledger:
         self.inbox.renew(worker)
         if self.log is not None:  # answers that are there were not lost with the worker
             for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
-                if self.states[env] in (IDLE, READY):
+                if self.entries[env].state in (IDLE, READY):
                     self.log.accept(env)
         if self.encoders is not None:
             self.encoders[worker] = Encoder(
@@ -1875,11 +1818,6 @@ cdef class Ledger:
         return 0
 
     # ---- questions ---------------------------------------------------------------------------
-
-    @property
-    def num_in_flight(self):
-        """The number of envs that were asked and whose answers were not taken."""
-        return self.num_envs if self.lockstep else self.num_singles
 
     @property
     def num_unanswered(self):
@@ -1893,53 +1831,72 @@ cdef class Ledger:
             return []
         return [worker for worker in range(len(self.unfinished)) if self.unfinished[worker]]
 
+    cpdef bint is_free(self, within):
+        """Whether nothing is in flight, abandoned, down, or pending, but for a loan."""
+        cdef Guard guard = self.links.guard
+        return (self.num_in_flight == 0 and not guard.abandoned and not self.links.down
+                and guard.pending is within)
+
     cdef int check_exists(self, Py_ssize_t env) except -1:
         if not 0 <= env < self.num_envs:
             raise ValueError(f"there is no env {env}: there are {self.num_envs}")
 
     def in_flight(self, Py_ssize_t env):
         self.check_exists(env)
-        return self.lockstep or self.states[env] != IDLE
+        return self.entries[env].state != IDLE
 
     def is_over(self, Py_ssize_t env):
         self.check_exists(env)
-        return self.frames.over(env) or (env in self.after and self.after[env][1])
+        return self.frames.over(env) or self.is_broken(env)
+
+    cdef inline bint is_broken(self, Py_ssize_t env) except -1:
+        """Whether an env's episode was cut by a fault that its next answer reports."""
+        return self.num_broken > 0 and env in self.after and self.after[env][1]
 
     def num_missing(self, const Py_ssize_t[::1] envs):
         """A lower bound of the requests to these envs that are pending; one may be for several."""
         cdef Py_ssize_t i
         cdef Py_ssize_t missing = 0
         cdef int64_t last = -1  # a request with this number or a lower one may have been counted
-        self.spread()
         for i in range(envs.shape[0]):
             self.check_exists(envs[i])
-            if self.states[envs[i]] not in (READY, IDLE) and self.sequences[envs[i]] > last:
+            if (self.entries[envs[i]].state not in (READY, IDLE)
+                    and self.entries[envs[i]].sequence > last):
                 missing += 1
-                last = self.sequences[envs[i]]
+                last = self.entries[envs[i]].sequence
         return missing
 
     def num_down(self, const Py_ssize_t[::1] envs):
         """How many of these envs have a worker that is being replaced."""
-        return len([env for env in envs if self.workers[env] in self.links.down])
+        return len([env for env in envs if self.entries[<Py_ssize_t>env].worker in self.links.down])
 
     # ---- asking ------------------------------------------------------------------------------
 
     def check(self, const Py_ssize_t[::1] envs):
         """Raises ValueError unless each of these envs exists, is named once, and is idle."""
+        if envs.shape[0] > 0:
+            self.check_idle(&envs[0], envs.shape[0])
+
+    cdef int check_idle(self, const Py_ssize_t *envs, Py_ssize_t count) except -1:
         cdef Py_ssize_t i
         cdef Py_ssize_t env
         self.checks += 1
-        for i in range(envs.shape[0]):
+        for i in range(count):
             env = envs[i]
             self.check_exists(env)
-            if self.lockstep or self.states[env] != IDLE:
+            if self.entries[env].state != IDLE:
                 raise ValueError(
                     f"env {env} has been asked already: take its results, with recv(), before it "
                     "is asked again. Nothing was sent to any env."
                 )
-            if self.checked_by[env] == self.checks:
+            if self.entries[env].check == self.checks:
                 raise ValueError(f"env {env} is named twice. Nothing was sent to any env.")
-            self.checked_by[env] = self.checks
+            self.entries[env].check = self.checks
+        if self.gone:
+            gone = self.gone.intersection([envs[i] for i in range(count)])
+            if gone:
+                raise ValueError(f"envs {sorted(gone)} have left: they cannot be asked")
+        return 0
 
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1:
         cdef Py_ssize_t i
@@ -1953,85 +1910,137 @@ cdef class Ledger:
             )
         return 0
 
-    cpdef int step_all(self, actions, Py_ssize_t rollout_frame=-1) except -1:
-        """Writes actions and asks every env to step, none of which may be in flight.
+    cpdef step(self, envs, actions, Py_ssize_t rollout_frame=-1, bint together=False):
+        """Writes actions and asks envs to step.
 
         Args:
-            actions: Batched as their space says.
-            rollout_frame: The frame for the results; -1: one at home.
+            envs: Which, int. None: all.
+            actions: One for each of them, batched as their space says.
+            rollout_frame: The rollout's frame for the results; -1: one at home.
+            together: Whether one request may name neighbours, which answer together.
         """
-        cdef Py_ssize_t frame
+        cdef bint everyone = envs is None
+        cdef const Py_ssize_t[::1] chosen
         cdef dict late
-        cdef uint32_t sequence
-        self.links.enter(c.SV_TRACE_SEND)
-        if self.lockstep or self.num_singles:
-            raise RuntimeError("take the answers to what was asked first: the slabs are in use")
+        cdef dict lasts = None
+        cdef uint32_t base
+        if everyone:
+            chosen = self.everyone
+        else:
+            chosen = envs
+            if chosen.shape[0] == 0:
+                return
+        base = self.prepare(STEP, &chosen[0], chosen.shape[0], everyone, together)
         if not self.may_step_over:
-            self.check_none_over(self.everyone)
-        if self.num_broken > 0:
-            self.step(self.everyone, actions, rollout_frame)
-            return 0
-        if self.log is not None:
-            self.log.asked(self.everyone)
-        self.links.sequence += 1
-        sequence = self.links.sequence
-        late = self.write_all_actions(actions, sequence, rollout_frame < 0)
-        self.send(late, sequence)
-        frame = self.frames.aim_all(rollout_frame)
-        return self.post_all(STEP, sequence, frame, late)
+            self.check_none_over(chosen)
+        if rollout_frame >= 0:
+            everyone = chosen.shape[0] == self.num_envs
+            if not everyone:
+                self.frames.check_away()
+        elif not everyone:
+            self.choose_frames(chosen)
+        # Actions are written before their requests. A call that is interrupted in between, or
+        # raises, has asked for nothing: its actions are overwritten later, or discarded, as no
+        # request has their number.
+        late = self.write_actions(chosen, actions, base, rollout_frame < 0)
+        if self.num_broken > 0 and self.resets_in_step:
+            lasts = self.last_of_broken(chosen)
+        if late:
+            for k in late:
+                self.links.channels[self.entries[chosen[self.begins[<Py_ssize_t>k]]].worker].put(
+                    base + <uint32_t>k, late[k])
+            self.links.talking = True
+        if rollout_frame >= 0 and not everyone:
+            self.frames.aim_some(chosen, rollout_frame)
+        self.post(STEP, &chosen[0], base, self.frames.aim_all(rollout_frame) if everyone else -1,
+                  rollout_frame < 0, late, lasts)
 
-    # Actions are written before their requests. A call that is interrupted in between, or raises,
-    # has asked for nothing: its actions are overwritten later, or discarded, as no request has
-    # their number.
-
-    cdef dict write_all_actions(self, actions, uint32_t sequence, bint any_shape):
-        """Writes all envs' actions for one request number; returns what does not fit, by worker."""
+    cdef uint32_t prepare(self, uint32_t operation, const Py_ssize_t *envs, Py_ssize_t count,
+                          bint everyone, bint together) except? 0:
+        """Checks envs and divides them into requests; returns the number of the first of these."""
         cdef Links links = self.links
-        cdef uint32_t worker
-        cdef Py_ssize_t env
-        cdef dict left
-        cdef list each = self.write_rows(self.everyone, actions, any_shape)
-        if each is None:
-            return None
-        left = {}
-        for worker in range(links.num_workers):
-            for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
-                if self.encoders is None or not self.encode(env, each[env], sequence):
-                    left.setdefault(worker, []).append((env, each[env]))
-        for worker in left:
-            left[worker] = self.pack(left[worker])
-        return left
+        cdef uint32_t base = links.sequence + 1
+        cdef Py_ssize_t i = 0
+        cdef Py_ssize_t k = 0
+        links.enter(c.SV_TRACE_SEND)
+        if not everyone or self.num_in_flight > 0 or self.gone:
+            self.check_idle(envs, count)
+        links.doing = operation
+        if self.log is not None:
+            self.log.asked(envs, count)
+        while i < count:
+            self.begins[k] = i
+            if everyone and self.num_broken == 0:
+                i += links.counts[k]
+            else:
+                i += self.span(operation, envs + i, count - i,
+                               everyone or together or self.in_ranges)
+            k += 1
+        self.begins[k] = count
+        self.num_requests = k
+        links.sequence += <uint32_t>k  # these numbers are gone if what follows fails
+        return base
 
-    cdef dict write_actions(self, const Py_ssize_t[::1] envs, actions, uint32_t sequence,
+    cdef Py_ssize_t span(self, uint32_t operation, const Py_ssize_t *envs, Py_ssize_t most,
+                         bint ranging) except -1:
+        """The number of these envs, the first one and up, that one request names.
+
+        Those of a worker that a command is for. Else, where requests are `ranging`, neighbours of
+        one worker. Where frames are leased: all envs of a worker, if they come next, because they
+        must lie side by side in one frame.
+        """
+        cdef Links links = self.links
+        cdef uint32_t worker = self.entries[envs[0]].worker
+        cdef Py_ssize_t end = links.firsts[worker] + links.counts[worker]
+        cdef Py_ssize_t count = 1
+        if operation == COMMAND:
+            while count < most and envs[count] < end:
+                count += 1
+            return count
+        if not (ranging or self.frames.leasing) or self.is_broken(envs[0]):
+            return 1
+        while (count < most and envs[count] == envs[0] + count and envs[count] < end
+                and not self.is_broken(envs[count])):
+            count += 1
+        return count if ranging or count == <Py_ssize_t>links.counts[worker] else 1
+
+    cdef int choose_frames(self, const Py_ssize_t[::1] envs) except -1:
+        """Finds room for the results of these envs, or raises; nothing is sent by then."""
+        cdef Py_ssize_t k
+        self.frames.come_home(self.num_in_flight)
+        if not self.frames.several:
+            return self.frames.choose_for(envs)
+        for k in range(self.num_requests):
+            self.frames.choose_for(envs[self.begins[k]:self.begins[k + 1]])
+        return 0
+
+    cdef dict write_actions(self, const Py_ssize_t[::1] envs, actions, uint32_t base,
                             bint any_shape):
-        """Writes envs' actions for numbers from ``sequence`` on; returns what does not fit."""
+        """Writes envs' actions; returns a message, by request, of those that do not fit."""
         cdef Py_ssize_t i
-        cdef dict left
-        cdef list each = self.write_rows(envs, actions, any_shape)
-        if each is None:
-            return None
-        left = {}
-        for i in range(envs.shape[0]):
-            if self.encoders is None or not self.encode(
-                    envs[i], each[i], sequence + <uint32_t>i):
-                left[envs[i]] = self.pack([(envs[i], each[i])])
-        return left
-
-    cdef list write_rows(self, const Py_ssize_t[::1] envs, actions, bint any_shape):
-        """Writes actions to their slab; returns them as a list if they must be messages."""
+        cdef Py_ssize_t k
+        cdef list each
+        cdef dict left = {}
         if self.encoders is not None:
-            return (<MessageCodec>self.actions).split(actions, envs.shape[0])
-        try:
-            self.actions.write_rows(envs, actions)
-        except OtherShapeError as error:
-            if not any_shape or not isinstance(self.actions, ActionCodec):
-                raise
-            return list(error.actions.copy())  # copied, because envs may keep their actions
-        return None
+            each = (<MessageCodec>self.actions).split(actions, envs.shape[0])
+        else:
+            try:
+                self.actions.write_rows(envs, actions)
+                return None
+            except OtherShapeError as error:
+                if not any_shape or not isinstance(self.actions, ActionCodec):
+                    raise
+                each = list(error.actions.copy())  # copied, because envs may keep their actions
+        for k in range(self.num_requests):
+            for i in range(self.begins[k], self.begins[k + 1]):
+                if self.encoders is None or not self.encode(
+                        envs[i], each[i], base + <uint32_t>k):
+                    left.setdefault(k, []).append((envs[i], each[i]))
+        return {k: self.pack(left[k]) for k in left}
 
     cdef bint encode(self, Py_ssize_t env, action, uint32_t sequence) except -1:
         """Puts an action into its worker's ring; False if it does not fit."""
-        cdef Encoder encoder = self.encoders[self.workers[env]]
+        cdef Encoder encoder = self.encoders[self.entries[env].worker]
         try:
             return encoder.encode(env, ACTION, {"": action}, sequence)
         except (PicklingError, TypeError, AttributeError) as error:  # what pickle raises
@@ -2040,81 +2049,13 @@ cdef class Ledger:
                 f"({error}). Nothing was sent to any env."
             ) from error
 
-    cdef int send(self, dict late, uint32_t sequence) except -1:
-        """Puts the messages of a request into channels; without a request they are discarded."""
-        cdef uint32_t worker
-        if late:
-            for worker in late:
-                self.links.channels[worker].put(sequence, late[worker])
-            self.links.talking = True
-        return 0
-
-    cdef int post_all(self, uint32_t operation, uint32_t sequence, Py_ssize_t frame,
-                      dict late) except -1:
-        """Puts one request on every worker's ring."""
-        cdef Links links = self.links
-        cdef uint32_t worker
-        cdef uint32_t flag
-        cdef uint32_t together = 0
-        if links.lingering:
-            together = TOGETHER
-            c.sv_completion_issue(links.completion, links.issued + links.num_workers)
-        for worker in range(links.num_workers):
-            flag = LATE | together if late and worker in late else together
-            links.request(worker, sequence, operation | flag, links.firsts[worker],
-                          links.counts[worker], frame)
-        self.lockstep = True
-        self.lock_operation = operation
-        self.lock_sequence = sequence
-        links.guard.note_asked()
-        if self.after:
-            self.spread()
-        return links.ring(c.SV_EVERYONE)
-
-    def step(self, const Py_ssize_t[::1] envs, actions, rollout_frame=None, together=False):
-        """Writes actions and asks each of these envs, which were checked, to step."""
-        cdef uint32_t base = self.links.sequence
-        cdef dict late
-        cdef dict lasts
-        cdef Py_ssize_t i
-        self.links.enter(c.SV_TRACE_SEND)
-        self.check(envs)
-        if self.log is not None:
-            self.log.asked(envs)
-        self.ranging = together or self.in_ranges
-        if not self.may_step_over:
-            self.check_none_over(envs)
-        if rollout_frame is None:
-            self.frames.come_home(self.num_singles)
-            self.choose_frames(envs)
-        elif envs.shape[0] < self.num_envs:
-            self.frames.check_away()
-        self.links.sequence += <uint32_t>envs.shape[0]  # these numbers are gone if this fails
-        late = self.write_actions(
-            envs, actions, base + 1, rollout_frame is None or rollout_frame < 0)
-        lasts = self.last_of_broken(envs)
-        if late:
-            for i in range(envs.shape[0]):
-                if envs[i] in late:
-                    self.links.channels[self.workers[envs[i]]].put(
-                        base + 1 + <uint32_t>i, late[envs[i]])
-            self.links.talking = True
-        if rollout_frame is not None:
-            if envs.shape[0] == self.num_envs:
-                self.frames.aim_all(rollout_frame)
-            else:
-                self.frames.aim_some(envs, rollout_frame)
-            self.frames.chosen[:] = -1
-        self.post(envs, STEP, base + 1, late, lasts)
-
     cdef dict last_of_broken(self, const Py_ssize_t[::1] envs):
         """The last observations of those of these envs whose episodes are broken."""
         cdef Py_ssize_t i
         cdef dict lasts = {}
-        if self.num_broken > 0 and self.resets_in_step:
-            for i in range(envs.shape[0]):
-                if envs[i] in self.after and self.after[envs[i]][1]:
-                    lasts[envs[i]] = self.frames.last_observation(envs[i], False)
+        for i in range(envs.shape[0]):
+            if self.is_broken(envs[i]):
+                lasts[envs[i]] = self.frames.last_observation(envs[i], False)
         return lasts
 
     def reset(self, const Py_ssize_t[::1] envs, seeds=None, options=None, *, bint together=False,
@@ -2128,40 +2069,35 @@ cdef class Ledger:
             together: As for `step`.
             repeat: Whether a reset that is lost is repeated with its seed and options.
         """
-        cdef uint32_t base = self.links.sequence
         cdef dict late = None
         cdef Py_ssize_t i
         cdef list arguments = None
         cdef bint fit = True
-        self.links.enter(c.SV_TRACE_SEND)
-        self.check(envs)
-        if self.log is not None:
-            self.log.asked(envs)
+        cdef uint32_t base = self.prepare(RESET, &envs[0], envs.shape[0], False, together)
         if seeds is not None or options is not None:
             arguments = [(None if seeds is None else seeds[i],
                           None if options is None else options[i]) for i in range(envs.shape[0])]
             for of_env in arguments:
                 fit = fit and self.seeds.fits(of_env)
-        self.ranging = together or self.in_ranges
-        self.frames.come_home(self.num_singles)
         self.choose_frames(envs)
-        self.links.sequence += <uint32_t>envs.shape[0]
         if not fit:
-            late = self.send_arguments(envs, arguments, base + 1)
+            late = self.send_arguments(envs, arguments, base)
         self.note_reset(envs, arguments, fit, repeat)
-        self.post(envs, RESET, base + 1, late, None)
+        self.post(RESET, &envs[0], base, -1, True, late, None)
 
-    cdef dict send_arguments(self, const Py_ssize_t[::1] envs, list arguments, uint32_t sequence):
-        """Sends (seed, options) of resets, with the first request to each worker; returns its env."""
+    cdef dict send_arguments(self, const Py_ssize_t[::1] envs, list arguments, uint32_t base):
+        """Sends (seed, options) of resets, with the first request to each worker; returns these."""
         cdef dict late = {}
-        cdef dict of_workers = {}  # worker: (its first env, the request's number, the message)
+        cdef dict of_workers = {}  # worker: (its first request, the message)
         cdef Py_ssize_t i
-        for i in range(envs.shape[0]):
-            first = envs[i], sequence + <uint32_t>i, []
-            of_workers.setdefault(self.workers[envs[i]], first)[2].append((envs[i], arguments[i]))
-        for worker, (env, number, message) in of_workers.items():
-            late[env] = self.pack(message)
-            self.links.channels[worker].put(number, late[env])
+        cdef Py_ssize_t k
+        for k in range(self.num_requests):
+            for i in range(self.begins[k], self.begins[k + 1]):
+                of_workers.setdefault(self.entries[envs[i]].worker, (k, []))[1].append(
+                    (envs[i], arguments[i]))
+        for worker, (k, message) in of_workers.items():
+            late[k] = self.pack(message)
+            self.links.channels[worker].put(base + <uint32_t>k, late[k])
         self.links.talking = True
         return late
 
@@ -2185,61 +2121,6 @@ cdef class Ledger:
             self.seeds.put(env, of_env if in_slab else None)
         return 0
 
-    cdef int post(self, const Py_ssize_t[::1] envs, uint32_t operation, uint32_t sequence,
-                  dict late, dict lasts) except -1:
-        """Commits a request for each of these envs, or one for neighbours, and rings the bell."""
-        cdef Links links = self.links
-        cdef Py_ssize_t i = 0
-        cdef Py_ssize_t j
-        cdef Py_ssize_t env
-        cdef Py_ssize_t count
-        cdef list broken = []
-        cdef uint32_t mask = self.mask_of(envs)
-        links.guard.note_asked()
-        while i < envs.shape[0]:
-            env = envs[i]
-            count = 1
-            if operation == RESET or not (late or self.num_broken > 0):
-                count = self.together(envs, i)
-            for j in range(i, i + count):
-                self.frames.aim_chosen(envs[j])
-            if operation == STEP and env in self.after and self.after[env][1]:  # it is not asked
-                broken.append(env)
-                self.enter(env, operation, sequence + <uint32_t>i)
-            else:
-                links.request(
-                    self.workers[env], sequence + <uint32_t>i,
-                    operation | (LATE if late and env in late else 0), <uint32_t>env,
-                    <uint32_t>count, self.frames.frame_of(env))
-                self.open_requests += 1
-                for j in range(i, i + count):
-                    self.enter(envs[j], operation, sequence + <uint32_t>i)
-                self.ranges_in_flight |= count > 1
-            i += count
-        for env in broken:  # last, because their requests have later numbers
-            self.cut(env, self.reports[env].fault, lasts)
-        return links.ring(c.SV_EVERYONE if broken else mask)
-
-    cdef Py_ssize_t together(self, const Py_ssize_t[::1] envs, Py_ssize_t begin):
-        """The number of these envs, from ``begin`` on, that one request can name.
-
-        Where frames are leased: all envs of a worker, if they come next, because they must lie side
-        by side in one frame. Where requests are `ranging`: the next neighbours of one worker.
-        """
-        cdef Links links = self.links
-        cdef uint32_t worker = self.workers[envs[begin]]
-        cdef Py_ssize_t first = links.firsts[worker]
-        cdef Py_ssize_t all_of_it = links.counts[worker]
-        cdef Py_ssize_t count = 1
-        if self.encoders is not None or not (self.ranging or self.frames.leasing):
-            return 1  # a message belongs to the request of a single env
-        while (begin + count < envs.shape[0] and envs[begin + count] == envs[begin] + count
-                and envs[begin + count] < first + all_of_it):
-            count += 1
-        if self.ranging:
-            return count
-        return all_of_it if count == all_of_it else 1
-
     def command(self, const Py_ssize_t[::1] envs, dict packed, descriptors=()):
         """Asks the workers of these envs to carry out a command.
 
@@ -2248,81 +2129,160 @@ cdef class Ledger:
             packed: The message of each worker whose envs these are.
             descriptors: Descriptors that are sent with each message.
         """
-        cdef Links links = self.links
+        cdef uint32_t base = self.prepare(COMMAND, &envs[0], envs.shape[0], False, False)
+        cdef Py_ssize_t k
         cdef uint32_t worker
+        for k in range(self.num_requests):  # first: without a request a message is discarded
+            worker = self.entries[envs[self.begins[k]]].worker
+            self.links.channels[worker].put(base + <uint32_t>k, packed[worker], descriptors)
+        self.links.talking = True
+        self.post(COMMAND, &envs[0], base, -1, False, None, None)
+
+    cdef int post(self, uint32_t operation, const Py_ssize_t *envs, uint32_t base,
+                  Py_ssize_t frame, bint aims, dict late, dict lasts) except -1:
+        """Commits the requests that were prepared, and rings the bell.
+
+        Args:
+            operation: What envs are asked.
+            envs: The envs.
+            base: The number of the first request.
+            frame: The frame for all results, already noted; -1: that of each env.
+            aims: Whether frames were chosen for the results of each env.
+            late: Requests whose message is on a channel.
+            lasts: Last observations of envs whose episodes are broken.
+        """
+        cdef Links links = self.links
         cdef Py_ssize_t i
-        cdef uint32_t sequence
-        links.enter(c.SV_TRACE_SEND)
-        self.check(envs)
-        if self.log is not None:
-            self.log.asked(envs)
-        links.sequence += 1
-        sequence = links.sequence
-        for worker in packed:  # first: without a request a message is discarded
-            links.channels[worker].put(sequence, packed[worker], descriptors)
-        links.talking = True
-        links.guard.note_asked()
-        for i in range(envs.shape[0]):
-            worker = self.workers[envs[i]]
-            if i + 1 == envs.shape[0] or self.workers[envs[i + 1]] != worker:
-                links.request(worker, sequence, COMMAND, links.firsts[worker],
-                              links.counts[worker], 0)
-                self.open_requests += 1
-        for i in range(envs.shape[0]):
-            self.enter(envs[i], COMMAND, sequence)
-        self.ranges_in_flight = True
-        links.ring(self.mask_of(envs))
-
-    cdef int choose_frames(self, const Py_ssize_t[::1] envs) except -1:
-        """Finds room for the results of these envs, or raises; nothing is sent by then."""
-        cdef Py_ssize_t i = 0
+        cdef Py_ssize_t k
+        cdef Py_ssize_t first
         cdef Py_ssize_t count
-        if not self.frames.several:
-            return self.frames.choose_for(envs)
-        while i < envs.shape[0]:
-            count = self.together(envs, i)
-            self.frames.choose_for(envs[i:i + count])
-            i += count
-        return 0
+        cdef Py_ssize_t named
+        cdef uint32_t worker
+        cdef uint32_t flags = operation
+        cdef uint32_t mask = self.mask_of(envs, self.begins[self.num_requests])
+        cdef list broken = None
+        links.guard.note_asked()
+        if frame >= 0 and links.lingering and self.num_broken == 0:
+            flags |= TOGETHER
+            c.sv_completion_issue(links.completion, links.issued + links.num_workers)
+        if frame < 0:
+            self.frames.block = -1
+        for k in range(self.num_requests):
+            first, count = envs[self.begins[k]], self.begins[k + 1] - self.begins[k]
+            worker = self.entries[first].worker
+            if frame < 0 and aims:
+                for i in range(self.begins[k], self.begins[k + 1]):
+                    self.frames.aim_chosen(envs[i])
+            if self.num_broken > 0 and operation == STEP and self.is_broken(first):  # not asked
+                broken = broken or []
+                broken.append(first)
+            else:
+                named = frame
+                if frame < 0:
+                    named = 0 if operation == COMMAND else self.frames.frame_of(first)
+                if operation == COMMAND:
+                    first, count = links.firsts[worker], links.counts[worker]
+                links.request(
+                    worker, base + <uint32_t>k, flags | (LATE if late and k in late else 0),
+                    <uint32_t>first, <uint32_t>count, named)
+                self.open_requests += 1
+                self.ranges_in_flight |= count > 1
+            for i in range(self.begins[k], self.begins[k + 1]):
+                self.enter(envs[i], operation, base + <uint32_t>k)
+        if self.after and operation != COMMAND:
+            self.report_earlier(envs, self.begins[self.num_requests])
+        if broken is not None:  # last, because their requests have later numbers
+            mask = c.SV_EVERYONE
+            for env in broken:
+                self.cut(env, self.reports[env].fault, lasts)
+        return links.ring(mask)
 
-    cdef uint32_t mask_of(self, const Py_ssize_t[::1] envs):
+    cdef uint32_t mask_of(self, const Py_ssize_t *envs, Py_ssize_t count) noexcept:
         """Workers to wake for these envs: their own, or all workers if these are most of them."""
         cdef Py_ssize_t i
         cdef uint32_t mask = 0
-        if 2 * envs.shape[0] > <Py_ssize_t>self.links.num_workers:
+        if 2 * count > <Py_ssize_t>self.links.num_workers:
             return c.SV_EVERYONE
-        for i in range(envs.shape[0]):
-            mask |= c.sv_bell_mask(self.workers[envs[i]])
+        for i in range(count):
+            mask |= c.sv_bell_mask(self.entries[envs[i]].worker)
         return mask
 
-    cdef int enter(self, Py_ssize_t env, uint32_t operation, uint32_t sequence) except -1:
+    cdef inline void enter(self, Py_ssize_t env, uint32_t operation, uint32_t sequence) noexcept:
         """Notes that an env was asked."""
-        self.sequences[env] = sequence
-        self.states[env] = IN_FLIGHT
-        self.operations[env] = operation
-        self.by_user[env] = operation == RESET
-        self.num_singles += 1
-        if operation == COMMAND:
-            return 0
-        if self.after and env in self.after:
-            fault, breaks = self.after.pop(env)
-            self.num_broken -= breaks
-            self.reports[env] = report_of(fault, False, None)
-        self.inbox.discard(env)  # messages of answers that were never taken
+        cdef Entry *entry = &self.entries[env]
+        entry.sequence = sequence
+        entry.state = IN_FLIGHT
+        entry.operation = operation
+        entry.by_user = operation == RESET
+        self.num_in_flight += 1
+
+    cdef int report_earlier(self, const Py_ssize_t *envs, Py_ssize_t count) except -1:
+        """Has the answers of these envs report the faults that came before their requests."""
+        cdef Py_ssize_t i
+        for i in range(count):
+            if envs[i] in self.after:
+                fault, breaks = self.after.pop(envs[i])
+                self.num_broken -= breaks
+                self.reports[envs[i]] = report_of(fault, False, None)
         return 0
 
-    cdef int leave(self, Py_ssize_t env, int state) except -1:
+    cdef inline int leave(self, Py_ssize_t env) except -1:
         """Notes that an env is no longer in flight."""
-        self.states[env] = state
-        if state == IDLE:
-            self.num_singles -= 1
-        return 0
+        self.entries[env].state = IDLE
+        self.num_in_flight -= 1
+        return self.inbox.discard(env) if self.inbox.num_filled > 0 else 0
 
-    cdef int make_ready(self, Py_ssize_t env) except -1:
-        self.leave(env, READY)
-        self.queue[(self.head + self.num_ready) % self.num_envs] = env
+    # ---- the queue of ready envs ---------------------------------------------------------------
+
+    cdef inline int make_ready(self, Py_ssize_t env) noexcept:
+        cdef Entry *entry = &self.entries[env]
+        entry.state = READY
+        entry.previous, entry.next = self.newest, -1
+        if self.newest < 0:
+            self.oldest = env
+        else:
+            self.entries[self.newest].next = env
+        self.newest = env
         self.num_ready += 1
         return 0
+
+    cdef int end_ready(self, Py_ssize_t env) except -1:
+        """Takes an env out of the queue; it is not in flight any more."""
+        cdef Entry *entry = &self.entries[env]
+        if entry.previous < 0:
+            self.oldest = entry.next
+        else:
+            self.entries[entry.previous].next = entry.next
+        if entry.next < 0:
+            self.newest = entry.previous
+        else:
+            self.entries[entry.next].previous = entry.previous
+        self.num_ready -= 1
+        return self.leave(env)
+
+    cdef object ready(self, envs, Py_ssize_t count):
+        """The ready ones of these envs; with None all by index, or the oldest so many of them."""
+        cdef Py_ssize_t i = 0
+        cdef Py_ssize_t env
+        cdef object found
+        cdef Py_ssize_t *place
+        if envs is not None:
+            return np.array([env for env in envs if self.entries[env].state == READY], np.intp)
+        if count < 0 and self.num_ready == self.num_envs:
+            return self.all_envs
+        found = np.empty(self.num_ready if count < 0 else min(count, self.num_ready), np.intp)
+        place = <Py_ssize_t *>data_of(found)
+        if count < 0:
+            for env in range(self.num_envs):
+                if self.entries[env].state == READY:
+                    place[i] = env
+                    i += 1
+            return found
+        env = self.oldest
+        for i in range(size_of(found)):
+            place[i] = env
+            env = self.entries[env].next
+        return found
 
     # ---- waiting -----------------------------------------------------------------------------
 
@@ -2347,8 +2307,9 @@ cdef class Ledger:
             # First: else the caller would step its envs only when the others were not enough.
             links.serve_here()
         cdef int event = links.look_if_due() if self.num_in_flight else NO_EVENT
-        while event == NO_EVENT or event == DONE:
+        if wanted >= 0:  # these may be there already, which costs less to see than to wait for
             self.pop()
+        while event == NO_EVENT or event == DONE:
             if self.failures:
                 return RAISED
             if self.num_unfinished > 0:
@@ -2370,6 +2331,7 @@ cdef class Ledger:
                 event = links.listen(list(links.down), deadline_ns)
             else:
                 event = self.wait_for_answers(missing, deadline_ns, envs is not None)
+            self.pop()  # also when the time is up
         return event
 
     cdef int wait_for_answers(self, Py_ssize_t wanted, int64_t deadline, bint requests) except -1:
@@ -2379,6 +2341,8 @@ cdef class Ledger:
         cdef c.sv_budget usual = links.waiter.budget
         if self.open_requests == 0:  # no answer would ever come
             raise RuntimeError("the segment is damaged: answers are lost")
+        if wanted >= self.num_unanswered:  # all that are in flight: usual, and as fast as can be
+            return links.wait_for(links.issued, deadline)
         if self.ranges_in_flight and not requests:  # one answer may be for many envs
             wanted = 1
         if usual.pause == 0:
@@ -2403,87 +2367,6 @@ cdef class Ledger:
 
     # ---- answers -----------------------------------------------------------------------------
 
-    cdef int spread(self) except -1:
-        """Writes a lockstep request to the entries of the single envs."""
-        cdef Links links = self.links
-        cdef Py_ssize_t env
-        cdef uint32_t worker
-        if not self.lockstep:
-            return 0
-        self.lockstep = False
-        for env in range(self.num_envs):
-            self.enter(env, self.lock_operation, self.lock_sequence)
-        for worker in range(links.num_workers):
-            self.open_requests += links.outstanding[worker]
-        self.ranges_in_flight = True
-        if self.popped:
-            self.popped = False
-            self.open_requests = links.num_workers
-            for worker in range(links.num_workers):
-                self.settle(worker, &self.lock_answers[worker])
-        return 0
-
-    cpdef tuple take_all(self, vector_env, bint arrays=True):
-        """Waits for a lockstep request and takes its answers: four arrays and infos.
-
-        Returns None in an exceptional case, or if envs were asked one by one: for these there are
-        `wait` and `take`.
-
-        Args:
-            vector_env: Gathers the infos; None: one dict an env.
-            arrays: Whether arrays are wanted at all.
-        """
-        cdef Links links = self.links
-        cdef uint32_t worker
-        cdef list sending = None
-        if not self.lockstep:
-            return None
-        links.enter(c.SV_TRACE_TAKE)
-        links.follow_if_due()
-        if not self.popped:
-            if links.wait_for(links.issued, -1) != DONE:
-                self.spread()
-                links.looked_at -= links.slice_ns  # the next wait looks at once
-                return None
-            self.pop_all()
-        for worker in range(links.num_workers):
-            if self.lock_answers[worker].operation & MESSAGES:
-                sending = [] if sending is None else sending
-                sending.append(worker)
-        if self.awaits_messages or self.after or (
-                sending is not None and vector_env is not None
-                and type(vector_env)._add_info is not _plain_add_info):
-            self.spread()
-            return None
-        try:
-            if vector_env is None:
-                infos = [{} for _ in range(self.num_envs)]
-                if sending is not None:
-                    infos = self.inbox.each_of_all(sending, self.lock_sequence)
-            elif sending is not None:
-                infos = self.inbox.gather_all(sending, self.lock_sequence, vector_env)
-            else:
-                infos = {}
-            if arrays:
-                return self.frames.all(True, infos)
-            return None, None, None, None, infos
-        finally:  # also after an exception, which loses the results
-            self.commit(self.everyone, ())
-
-    cdef int pop_all(self) except -1:
-        """Receives the answers to a lockstep request, all of which are on the rings."""
-        cdef Links links = self.links
-        cdef uint32_t worker
-        self.awaits_messages = False
-        for worker in range(links.num_workers):
-            if (not links.take(worker, &self.lock_answers[worker])
-                    or self.lock_answers[worker].sequence != self.lock_sequence):
-                raise RuntimeError(
-                    f"the segment is damaged: worker {worker} has answered what was not asked")
-            self.awaits_messages |= (self.lock_answers[worker].operation & LATE) != 0
-        self.popped = True
-        return 0
-
     cdef int pop(self) except -1:
         """Receives the answers that are on the rings."""
         cdef Links links = self.links
@@ -2491,7 +2374,6 @@ cdef class Ledger:
         cdef uint32_t i
         cdef uint32_t worker
         links.enter(c.SV_TRACE_TAKE)
-        self.spread()
         for i in range(links.num_workers):
             worker = (self.next_worker + i) % links.num_workers
             while links.take(worker, &answer):
@@ -2501,41 +2383,34 @@ cdef class Ledger:
             self.ranges_in_flight = False
         return links.follow_if_due()
 
-    cdef int settle(self, uint32_t worker, c.sv_record *answer) except -1:
-        """Notes an answer; its envs are ready once its message and earlier answers have come."""
-        cdef Py_ssize_t env
+    cdef int settle(self, uint32_t worker, const c.sv_record *answer) except -1:
+        """Notes an answer; its envs are ready, unless a message is to come."""
+        cdef uint32_t env
         cdef bint asked = False
-        cdef list unfinished = self.unfinished[worker]
         for env in range(answer.first, answer.first + answer.count):
-            if self.states[env] == IN_FLIGHT and self.sequences[env] == answer.sequence:
+            if self.is_asked(env, answer.sequence):
                 asked = True
-                self.flags[env] = answer.operation
+                break
         if not asked:
             raise RuntimeError(
                 f"the segment is damaged: worker {worker} has answered what was not asked")
-        self.open_requests -= 1
-        if not unfinished and not answer.operation & LATE:  # the fast path
-            return self.make_all_ready(answer.first, answer.count, answer.sequence)
-        self.num_unfinished += 1
-        unfinished.append((answer.sequence, answer.first, answer.count, answer.operation & LATE))
-        return self.settle_unfinished(worker)
-
-    cdef int settle_unfinished(self, uint32_t worker) except -1:
-        """Makes envs ready, in the order of their answers, up to one whose message must come."""
-        cdef list unfinished = self.unfinished[worker]
-        while unfinished and not unfinished[0][3]:
-            sequence, first, count, _ = unfinished.pop(0)
-            self.num_unfinished -= 1
-            self.make_all_ready(first, count, sequence)
+        try:
+            if answer.operation & MESSAGES:
+                self.inbox.receive(worker, answer)
+        finally:  # a message that is damaged is said to be once
+            self.open_requests -= 1
+            if answer.operation & LATE:
+                self.unfinished[worker].append((answer.sequence, answer.first, answer.count))
+                self.num_unfinished += 1
+            else:
+                for env in range(answer.first, answer.first + answer.count):
+                    if self.is_asked(env, answer.sequence):
+                        self.make_ready(env)
         return 0
 
-    cdef int make_all_ready(self, Py_ssize_t first, Py_ssize_t count,
-                            uint32_t sequence) except -1:
-        cdef Py_ssize_t env
-        for env in range(first, first + count):
-            if self.states[env] == IN_FLIGHT and self.sequences[env] == sequence:
-                self.make_ready(env)
-        return 0
+    cdef inline bint is_asked(self, uint32_t env, uint32_t sequence) noexcept:
+        """Whether an env is in flight with the request of this number."""
+        return self.entries[env].state == IN_FLIGHT and self.entries[env].sequence == sequence
 
     def sequence_awaited(self, uint32_t worker):
         """The number of the request whose message must come next from a worker."""
@@ -2544,32 +2419,33 @@ cdef class Ledger:
     def deliver(self, uint32_t worker, list messages, list failures, results):
         """Takes the next message of a worker: (kind, env, message), failures and results."""
         cdef Py_ssize_t env
-        cdef dict held = {}
-        sequence, first, count, _ = self.unfinished[worker][0]
+        cdef dict late = {}
+        sequence, first, count = self.unfinished[worker][0]
         for kind, env, message in messages:
-            if self.sequences[env] != sequence:
-                continue
-            if kind == OBSERVATION:
-                self.inbox.observations.write(env, message[""])
-            else:
-                held.setdefault(env, []).append(message)
+            if 0 <= env < self.num_envs and self.is_asked(<uint32_t>env, sequence):
+                late.setdefault(env, []).append((kind, message))
         failed = {failure.env for failure in failures}
         # The commit.
         del self.unfinished[worker][0]
         self.num_unfinished -= 1
-        self.inbox.held.update(held)
+        self.inbox.receive_late(late)
         for env in range(first, first + count):
-            if self.states[env] == IN_FLIGHT and self.sequences[env] == sequence:
+            if self.is_asked(<uint32_t>env, sequence):
                 if env in failed:
-                    self.leave(env, FAILED)
+                    self.lose_answer(env, FAILED)
                 else:
                     if results is not None:
                         self.results[env] = results[env - first]
                     self.make_ready(env)
         self.failures += failures
-        self.settle_unfinished(worker)
 
     # ---- faults ------------------------------------------------------------------------------
+
+    cdef int lose_answer(self, Py_ssize_t env, uint32_t state) except -1:
+        """Notes that an env in flight has raised, or is lost."""
+        self.entries[env].state = state
+        self.frames.block = -1  # its row there was not written
+        return self.inbox.discard(env)
 
     def lose(self, uint32_t worker):
         """Notes that a worker is dead; its complete answers remain valid.
@@ -2578,26 +2454,18 @@ cdef class Ledger:
         """
         cdef Links links = self.links
         cdef c.sv_record answer
-        cdef Py_ssize_t i
         cdef Py_ssize_t env
-        self.spread()
         while (links.outstanding[worker] > 0
                and c.sv_ring_try_pop(&links.completions[worker], &answer) == c.SV_RING_YES
                and links.is_of(worker, &answer)):
             links.outstanding[worker] -= 1
             self.settle(worker, &answer)
-        self.num_unfinished -= len(self.unfinished[worker])
-        self.unfinished[worker] = [left for left in self.unfinished[worker] if not left[3]]
-        self.num_unfinished += len(self.unfinished[worker])
-        self.settle_unfinished(worker)
-        for i in range(self.num_ready):  # their infos lie in a ring that is about to be renewed
-            env = self.queue[(self.head + i) % self.num_envs]
-            if self.workers[env] == worker:
-                self.inbox.hold(env)
         # The commit.
+        self.num_unfinished -= len(self.unfinished[worker])
+        self.unfinished[worker].clear()
         for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
-            if self.states[env] == IN_FLIGHT:
-                self.states[env] = LOST
+            if self.entries[env].state == IN_FLIGHT:
+                self.lose_answer(env, LOST)
         self.open_requests -= links.outstanding[worker]
         links.renew(worker)
         self.renew(worker)
@@ -2614,8 +2482,8 @@ cdef class Ledger:
         self.lose(worker)
         links.down.pop(worker, None)
         for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
-            if self.states[env] == LOST or self.states[env] == FAILED:
-                self.leave(env, IDLE)
+            if self.entries[env].state == LOST or self.entries[env].state == FAILED:
+                self.leave(env)
 
     def lost_resets(self, uint32_t worker):
         """Envs of a dead worker that were lost in a reset by the caller, or raised in it."""
@@ -2623,7 +2491,7 @@ cdef class Ledger:
         cdef Py_ssize_t env
         return [env for env in range(links.firsts[worker],
                                      links.firsts[worker] + links.counts[worker])
-                if self.states[env] in (LOST, FAILED) and self.by_user[env]]
+                if self.entries[env].state in (LOST, FAILED) and self.entries[env].by_user]
 
     def revive(self, uint32_t worker, fault):
         """Notes that a worker has a successor, and repeats or answers what was lost."""
@@ -2636,7 +2504,7 @@ cdef class Ledger:
         self.lost_workers[worker] = False
         del links.down[worker]
         for env in range(first, end):
-            if self.states[env] == LOST or self.states[env] == FAILED:
+            if self.entries[env].state == LOST or self.entries[env].state == FAILED:
                 self.answer_lost(env, fault, lasts)
             else:
                 self.break_later(env, fault)
@@ -2644,14 +2512,14 @@ cdef class Ledger:
 
     cdef object last_of_lost(self, Py_ssize_t env):
         """The final observation of the episode of an env whose step is lost."""
-        if self.resets_in_step and self.operations[env] == STEP and (
-                self.states[env] == LOST or self.states[env] == FAILED):
+        if self.resets_in_step and self.entries[env].operation == STEP and (
+                self.entries[env].state == LOST or self.entries[env].state == FAILED):
             return self.frames.last_observation(env, True)
         return None
 
     def has_failed(self, Py_ssize_t env):
         """Whether an env has raised, and the ledger has not answered in its place."""
-        return self.states[env] == FAILED
+        return self.entries[env].state == FAILED
 
     def mend(self, failure, fault):
         """Answers in place of an env that has raised, which settles its failure."""
@@ -2670,19 +2538,19 @@ cdef class Ledger:
 
     def give_up(self, failure):
         """Leaves an env's exception to the caller."""
-        if self.states[failure.env] == FAILED:
-            self.leave(failure.env, IDLE)
+        if self.entries[failure.env].state == FAILED:
+            self.leave(failure.env)
         self.raised.append(failure)
         self.settle_failure(failure)
 
     cdef int answer_lost(self, Py_ssize_t env, fault, dict lasts) except -1:
         report = self.reports.get(env)
-        if self.operations[env] == COMMAND:
-            self.leave(env, IDLE)
+        cdef uint32_t operation = self.entries[env].operation
+        if operation == COMMAND:
+            self.leave(env)
             self.unanswered.append(env)
             return self.break_later(env, fault)
-        if self.operations[env] == STEP and not (
-                self.resets_in_next_step and self.frames.was_over(env)):
+        if operation == STEP and not (self.resets_in_next_step and self.frames.was_over(env)):
             return self.cut(env, fault, lasts)
         if report is not None:  # the reset itself may be due to an earlier fault
             self.reports[env] = report_of(fault, report.cut_off, report.last)
@@ -2703,10 +2571,9 @@ cdef class Ledger:
     cdef int cut(self, Py_ssize_t env, fault, dict lasts) except -1:
         """Answers in place of an env with a truncation; it is then reset as its mode says."""
         self.frames.truncate(env)
-        self.flags[env] = 0
         if self.resets_in_step:
             self.reports[env] = report_of(fault, True, [lasts[env]])
-            self.by_user[env] = False
+            self.entries[env].by_user = False
             return self.ask_reset_instead(env)
         self.reports[env] = report_of(fault, True, None)
         return self.make_ready(env)
@@ -2714,24 +2581,23 @@ cdef class Ledger:
     cdef int ask_reset_instead(self, Py_ssize_t env) except -1:
         """Asks an env to reset in place of its request; the caller rings the bell."""
         cdef Links links = self.links
+        cdef Entry *entry = &self.entries[env]
         links.sequence += 1
         self.seeds.put(env, NOTHING)  # the worker knows what the lost one had
-        links.request(self.workers[env], links.sequence, RESET, <uint32_t>env, 1,
+        links.request(entry.worker, links.sequence, RESET, <uint32_t>env, 1,
                       self.frames.frame_of(env))
         self.open_requests += 1
-        self.sequences[env] = links.sequence
-        self.operations[env] = RESET
-        self.states[env] = IN_FLIGHT
+        entry.sequence = links.sequence
+        entry.operation = RESET
+        entry.state = IN_FLIGHT
+        self.frames.block = -1
         return 0
 
     def discard(self):
         """Discards all answers, none of which is pending; the next answers report their faults."""
-        cdef Py_ssize_t env
-        self.inbox.discard_all(self.links.sequence + 1)
-        for env in range(self.num_envs):
-            if self.states[env] == READY:
-                self.leave(env, IDLE)
-        self.num_ready = 0
+        while self.oldest >= 0:
+            self.end_ready(self.oldest)
+        self.frames.block = -1
         self.postpone_reports(list(self.reports))
         self.results.clear()
         self.unanswered.clear()
@@ -2748,306 +2614,137 @@ cdef class Ledger:
 
     # ---- taking ------------------------------------------------------------------------------
 
-    cpdef object oldest(self, Py_ssize_t count):
-        """The envs that have been ready for longest, at most so many of them."""
-        count = min(count, self.num_ready)
-        cdef object envs = np.empty(count, np.intp)
-        cdef Py_ssize_t *found = <Py_ssize_t *>data_of(envs)
-        cdef Py_ssize_t i
-        for i in range(count):
-            found[i] = self.queue[(self.head + i) % self.num_envs]
-        return envs
-
-    def ready_among(self, const Py_ssize_t[::1] envs):
-        """The ready ones of these envs; the others have raised or lost their command."""
-        return np.array([env for env in envs if self.states[env] == READY], np.intp)
-
-    def ready(self):
-        """All ready envs, by index."""
-        cdef Py_ssize_t env
-        cdef Py_ssize_t count = 0
-        envs = np.empty(self.num_ready, np.intp)
-        cdef Py_ssize_t[::1] view = envs
-        for env in range(self.num_envs):
-            if self.states[env] == READY:
-                view[count] = env
-                count += 1
-        return envs
-
-    cdef tuple results_of(self, object which, const Py_ssize_t[::1] envs, vector_env,
-                          bint everyone, bint arrays):
-        """(Four arrays of these envs, or of all, and infos), and the lease of views."""
-        cdef Frames frames = self.frames
-        cdef Py_ssize_t i
-        if self.reports:
-            for i in range(envs.shape[0]):
-                report = self.reports.get(envs[i])
-                if report is not None and report.cut_off:  # the reset has overwritten the truncation
-                    frames.mark_truncated(envs[i])
-        if vector_env is None:
-            if self.inbox.has_any(envs):
-                self.inbox.order(self.oldest(self.num_ready), envs)
-            infos = self.inbox.each(envs)
-        elif self.reports or self.inbox.has_any(envs):
-            self.inbox.order(self.oldest(self.num_ready), envs)
-            rows = which if everyone else np.arange(envs.shape[0], dtype=np.intp)
-            batch = vector_env if everyone else Batch(envs.shape[0])
-            infos = self.inbox.gather(envs, rows, self.reports, batch)
-        else:
-            infos = {}
-        # Only after the infos, with which observations come that are messages.
-        if arrays and everyone:
-            return frames.all(False, infos), None
-        if arrays:
-            results, lease = frames.some(which)
-            return (*results, infos), lease
-        return (None, None, None, None, infos), None
-
-    cpdef tuple take(self, envs, vector_env, bint everyone, bint arrays, among):
-        """Takes ready envs, which are idle afterwards.
+    cpdef tuple take(self, envs=None, Py_ssize_t count=-1, vector_env=None, bint everyone=False,
+                     bint arrays=True):
+        """Takes answers, whose envs are idle afterwards.
 
         An exception while results are read loses these results: the envs are idle, and their next
         answers report their faults.
 
         Args:
-            envs: The envs to take.
+            envs: The envs to take, in this order, but for those that have raised or lost their
+                command. None: all that are ready, by index.
+            count: In place of envs: so many of those that have been ready for longest; none of
+                them if an env has raised. -1: all.
             vector_env: Gathers the infos; None: one dict an env.
             everyone: Whether the results are of all envs, each in its place.
             arrays: Whether arrays are wanted at all.
-            among: Envs whose failures come with the results; None: all.
 
         Returns:
-            The envs; their results: four arrays and infos; and the rest: {env: Report}, failures,
-            results of a command, by env, and envs whose command was lost.
+            The envs; their results: four arrays and infos; and None, or {env: Report}, the failures
+            of these envs, or of all, results of a command, by env, and envs whose command was lost.
         """
-        cdef const Py_ssize_t[::1] view = envs
+        cdef object chosen = self.ready(envs, 0 if count >= 0 and self.raised else count)
+        cdef const Py_ssize_t *view = <const Py_ssize_t *>data_of(chosen)
+        cdef Py_ssize_t num_taken = size_of(chosen)
+        cdef list failures = self.raised
+        cdef dict reports
+        cdef dict values
+        cdef object rest = None
         try:
-            results, lease = self.results_of(envs, view, vector_env, everyone, arrays)
+            results, lease = self.results_of(chosen, vector_env, everyone, arrays)
         except BaseException:
-            self.postpone_reports(envs.tolist())
-            self.commit(view, ())
+            self.postpone_reports(chosen.tolist())
+            self.commit(view, num_taken, [])
             raise
-        telling = {env: self.reports[env] for env in envs.tolist() if env in self.reports} \
-            if self.reports else {}
-        failures = [failure for failure in self.raised if among is None or failure.env in among]
-        values = {env: self.results[env].open() for env in envs.tolist() if env in self.results} \
-            if self.results else {}
-        taken = envs, results, (telling, failures, values, self.unanswered)
-        self.commit(view, failures)
+        if failures or self.reports or self.results or self.unanswered:
+            taken = chosen.tolist()
+            reports = {env: self.reports[env] for env in taken if env in self.reports}
+            values = {env: self.results[env].open() for env in taken if env in self.results}
+            if envs is not None:
+                failures = [each for each in failures if each.env in envs]
+            rest = reports, failures, values, self.unanswered
+        self.commit(view, num_taken, failures)
         self.frames.count_batch(lease)
-        return taken
+        return chosen, results, rest
 
-    cdef int commit(self, const Py_ssize_t[::1] envs, failures) except -1:
-        """Notes that these envs and failures were taken."""
-        cdef Py_ssize_t i
-        cdef Py_ssize_t env
-        cdef Py_ssize_t kept = 0
-        self.links.guard.untaken = False
-        self.links.enter(c.SV_TRACE_CALLER)
-        if failures:
-            taken = {id(failure) for failure in failures}
-            self.raised = [failure for failure in self.raised if id(failure) not in taken]
-        if self.inbox.has_read:
-            self.inbox.give_back()
-        if self.popped:
-            self.popped = self.lockstep = False
-            return 0
-        for i in range(envs.shape[0]):
-            env = envs[i]
-            if self.states[env] != READY:
-                continue
-            self.leave(env, IDLE)
-            self.flags[env] = 0
-            self.inbox.discard(env)
-            if self.reports:
-                self.reports.pop(env, None)
-            if self.results:
-                self.results.pop(env, None)
-        for i in range(self.num_ready):
-            env = self.queue[(self.head + i) % self.num_envs]
-            if self.states[env] == READY:
-                self.queue[(self.head + kept) % self.num_envs] = env
-                kept += 1
-        self.num_ready = kept
-        if self.unanswered:
-            self.unanswered = []
-        return 0
-
-
-# ==== batch_step ==================================================================================
-#
-# The calls that a training loop makes, compiled: a batch step, and the two halves of a partial one.
-#
-# No Python code runs in them unless something is unusual: a fault, a message that did not fit, an
-# abandoned call. That is left to the subclass.
-
-cdef object _intp = np.dtype(np.intp)
-
-
-cdef class BatchSteps:
-    """Base of the Exchange, with its `step`, `ask` and `take_batch`."""
-
-    cdef readonly Guard guard       # never None: its methods are called without a check
-    cdef public Ledger _ledger      # None: the exchange is not started yet, or closed
-    cdef public object _workers
-    cdef public object _recovery
-    cdef public set _left           # envs that `leave` has closed
-    cdef public bint _recycles
-
-    def __cinit__(self, *args, **kwargs):
-        self.guard = Guard()
-
-    def step(self, actions, gather=None, envs=None, *, Py_ssize_t frame=-1, bint last=False,
-             bint arrays=True, meanwhile=None, within=None):
-        """Steps all envs, or some, none of which may be in flight.
+    def step_and_take(self, exchange, envs, actions, Py_ssize_t rollout_frame, meanwhile,
+                      vector_env, bint arrays, within):
+        """The calls of a batch step in one, under the guard: `step`, `wait` and `take`.
 
         Args:
-            actions: As for :meth:`ask`.
-            gather: As for :meth:`take`.
-            envs: Which. None: all.
-            frame: The rollout's frame for the results; -1: none.
-            last: Whether that is the rollout's last frame.
-            arrays: Whether results other than infos are wanted at all.
+            exchange: Its `settle` waits for an abandoned call; its `handle` handles events.
+            envs: As for `step`.
+            actions: Likewise.
+            rollout_frame: Likewise.
             meanwhile: Called while the envs step.
+            vector_env: As for `take`.
+            arrays: Likewise.
             within: The loan under which this call is made.
-
-        Returns:
-            Observations, rewards, terminations and truncations of all envs, and infos.
-
-        Raises:
-            AlreadyPendingCallError: Another call is under way, or its results are to be taken.
-            Exception: As :meth:`ask` and :meth:`take`, and whatever envs raise.
         """
-        cdef Guard guard = self.guard
+        cdef Guard guard = self.links.guard
+        cdef int event
         guard.enter_whole()
         try:
-            return self.whole_step(
-                guard, actions, gather, envs, frame, last, arrays, meanwhile, within)
+            if not self.is_free(within):
+                exchange.settle("step_async", envs, within)
+            self.step(envs, actions, rollout_frame)
+            if meanwhile is not None:
+                meanwhile()
+            event = self.wait(-1, None, None)
+            while event != DONE:
+                exchange.handle(event)
+                event = self.wait(-1, None, None)
+            return self.take(None, -1, vector_env, True, arrays)
         except BaseException as error:
             guard.abandon_all()
             raise cut_traceback(error)
         finally:
             guard.leave()
 
-    cdef tuple whole_step(self, Guard guard, actions, gather, envs, Py_ssize_t frame, bint last,
-                          bint arrays, meanwhile, within):
-        cdef Ledger ledger = self._ledger  # kept: close() may take it away meanwhile
-        cdef tuple results = None
-        if (ledger is None or guard.pending is not within or guard.abandoned or ledger.lockstep
-                or ledger.num_singles):
-            self._check_pending("step_async", within, alone=True)
-            ledger, _ = self._settled()
-        if self._left or ledger.links.down:
-            self._asked(envs)
-        self._workers.doing = "step"
-        if envs is None:
-            ledger.step_all(actions, frame)
-        elif len(envs):
-            ledger.step(envs, actions)
-        if meanwhile is not None:
-            meanwhile()
-        results = ledger.take_all(gather, arrays)
-        if results is None:  # not all has been as usual
-            results = self._results(ledger, gather, arrays)
-        if self._recycles:
-            self._recycle(None)
-        if last:
-            self._frames.come_home()
-        return results
-
-    # ---- partial batches ---------------------------------------------------------------------
-
-    cdef Ledger settled(self, deadline=None):
-        """The ledger, once abandoned answers are discarded."""
-        cdef Ledger ledger = self._ledger
-        if ledger is None or self.guard.abandoned:
-            ledger, _ = self._settled(deadline)
-        return ledger
-
-    def ask(self, envs, actions, *, Py_ssize_t frame=-1, bint together=False, timeout=None):
-        """Asks envs to step, and does not wait, but for workers that are being replaced.
-
-        Args:
-            envs: Which, int ``(n,)``. None: all.
-            actions: One for each of these envs, batched as the action space says; lists will do.
-            frame: The rollout's frame for the results; with some envs, one that has the others'
-                results.
-            together: Whether neighbouring envs answer together: cheaper, if no caller waits for one
-                of them alone.
-            timeout: Seconds to wait. None: as long as it takes.
-
-        Raises:
-            ClosedEnvironmentError: It is closed.
-            AlreadyPendingCallError: Another call is under way.
-            multiprocessing.TimeoutError: The time is up. Nothing was sent.
-            ValueError: There is no such env, it is named twice, or is in flight; the number or
-                shape of the actions is wrong. Nothing was sent.
-            TypeError: The dtype of the actions or of ``envs`` is wrong. Nothing was sent.
-            BufferError: All frames of an env are held. Nothing was sent.
-        """
-        cdef Guard guard = self.guard
-        guard.enter()
-        try:
-            self.ask_some(envs, actions, frame, together, timeout)
-        finally:
-            guard.leave()
-
-    cdef int ask_some(self, envs, actions, Py_ssize_t frame, bint together, timeout) except -1:
-        deadline = None if timeout is None else monotonic() + timeout
-        cdef Ledger ledger = self.settled(deadline)
-        cdef bint usual = not self._left and not ledger.links.down
-        self._workers.doing = "step"
-        if envs is None and usual:
-            return ledger.step_all(actions, frame)
-        if not (usual and type(envs) is _ndarray and has_dtype(envs, _intp)
-                              and ndim_of(envs) == 1 and is_contiguous(envs)):
-            envs = self._asked(envs, deadline)
-        if size_of(envs):
-            ledger.step(envs, actions, None if frame < 0 else frame, together)
-        return 0
-
-    def take_batch(self, Py_ssize_t count, gather=None, least=None, timeout=None):
-        """Takes the envs that have been ready for longest, as :meth:`take` does, in fewer steps.
-
-        Args:
-            count: As for :meth:`take`.
-            gather: Likewise.
-            least: Likewise.
-            timeout: Likewise.
-
-        Returns:
-            Observations, rewards, terminations, truncations and infos; the envs; and what envs have
-            raised.
-
-        Raises:
-            AlreadyPendingCallError: Another call is under way, or its results are to be taken.
-            Exception: As :meth:`take`.
-        """
-        cdef Guard guard = self.guard
-        guard.enter()
-        try:
-            if guard.pending is not None:
-                self._check_pending("recv")
-            if self._recycles:
-                self._open()
-                self._recycle(None)
-            return self.take_oldest(count, gather, least, timeout)
-        finally:
-            guard.leave()
-
-    cdef tuple take_oldest(self, Py_ssize_t count, gather, least, timeout):
-        deadline = None if timeout is None else monotonic() + timeout
-        cdef Ledger ledger = self.settled(deadline)
-        cdef Py_ssize_t wanted = count if least is None else least
-        cdef int event = NO_EVENT
-        among = ()
-        if timeout is None and not ledger.raised and ledger.num_in_flight >= wanted:
-            event = ledger.wait(wanted, None, None)
-            if event != DONE:
-                self._handle(event)
-        if event == DONE and not ledger.raised:
-            envs = ledger.oldest(count)
+    cdef tuple results_of(self, object chosen, vector_env, bint everyone, bint arrays):
+        """(Four arrays of these envs, or of all, and infos), and the lease of views."""
+        cdef const Py_ssize_t *envs = <const Py_ssize_t *>data_of(chosen)
+        cdef Py_ssize_t count = size_of(chosen)
+        cdef Py_ssize_t i
+        cdef bint informed = bool(self.reports)
+        if informed:
+            for i in range(count):
+                report = self.reports.get(envs[i])
+                if report is not None and report.cut_off:  # a reset has overwritten the truncation
+                    self.frames.mark_truncated(envs[i])
+        if self.inbox.num_filled > 0:
+            for i in range(count):
+                if informed:
+                    break
+                informed = self.inbox.has(envs[i])
+        if vector_env is None:
+            infos = self.inbox.each(envs, count)
+        elif informed:
+            if not everyone:
+                self.batch.num_envs = count
+                vector_env = self.batch
+            infos = self.inbox.gather(envs, count, everyone, self.reports, vector_env)
         else:
-            envs, among = self._waited_for(ledger, None, count, least, deadline)
-        _, results, rest = ledger.take(envs, gather, False, True, among)
-        return results, envs, rest[1]
+            infos = {}
+        # Only after the infos, with which observations come that are messages.
+        if not arrays:
+            return (None, None, None, None, infos), None
+        if everyone:
+            return self.frames.all(infos), None
+        results, lease = self.frames.some(chosen)
+        return (*results, infos), lease
+
+    cdef int commit(self, const Py_ssize_t *envs, Py_ssize_t count, list failures) except -1:
+        """Notes that these envs and failures were taken."""
+        cdef Py_ssize_t i
+        self.links.guard.untaken = False
+        self.links.enter(c.SV_TRACE_CALLER)
+        if failures:
+            taken = {id(failure) for failure in failures}
+            self.raised = [failure for failure in self.raised if id(failure) not in taken]
+        if count == self.num_ready:
+            self.oldest = self.newest = -1
+            self.num_ready = 0
+            for i in range(count):
+                self.leave(envs[i])
+        else:
+            for i in range(count):
+                self.end_ready(envs[i])
+        if self.reports or self.results:
+            for i in range(count):
+                self.reports.pop(envs[i], None)
+                self.results.pop(envs[i], None)
+        if self.unanswered:
+            self.unanswered = []
+        return 0

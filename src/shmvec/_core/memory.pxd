@@ -128,7 +128,7 @@ cdef class StepLog:
     cdef int put_step(self, Py_ssize_t env, object action, object observation, double reward,
                       bint terminated, bint truncated) except -1
     cdef int publish(self, Py_ssize_t env, Py_ssize_t count) except -1
-    cdef int asked(self, const Py_ssize_t[::1] envs) except -1
+    cdef int asked(self, const Py_ssize_t *envs, Py_ssize_t count) except -1
     cdef int accept(self, Py_ssize_t env) except -1
 
 

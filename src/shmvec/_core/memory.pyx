@@ -1374,7 +1374,7 @@ cdef class StepLog:
 
     # ---- the caller --------------------------------------------------------------------------
 
-    cdef int asked(self, const Py_ssize_t[::1] envs) except -1:
+    cdef int asked(self, const Py_ssize_t *envs, Py_ssize_t count) except -1:
         """Notes that these envs, whose last answers were taken, are about to be asked."""
         return 0
 

@@ -56,7 +56,7 @@ cdef class Decoder:
     cdef const char *start
     cdef const char *cursor
     cdef const char *end
-    cdef bytes pickled    # a copy of the content, if it is pickled
+    cdef bytes pickled    # a copy of the content in the ring, if it is pickled
     cdef object damaged(self, what)
     cdef int check(self, list fields) except -1
     cdef int learned(self, list fields) except -1
@@ -69,7 +69,7 @@ cdef class Decoder:
     cdef object value(self, Field field)
     cdef int copy(self, void *target, Py_ssize_t nbytes) except -1
     cdef int advance(self) except -1
-    cdef tuple copied(self)
-    cdef int restore(self, tuple message) except -1
+    cdef int open(self, Py_ssize_t env, uint32_t kind, uint32_t tag, const char *start,
+                  Py_ssize_t nbytes) noexcept
     cdef int release(self) except -1
     cdef int give_back(self) except -1

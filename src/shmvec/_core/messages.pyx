@@ -487,7 +487,6 @@ cdef class Decoder:
         cdef uint32_t size
         cdef const void *start
         cdef int found
-        cdef const char *content
         while True:
             found = c.sv_byte_ring_peek(&self.ring, &start, &size, &self.tag)
             if found != c.SV_RING_YES:
@@ -497,12 +496,13 @@ cdef class Decoder:
             if size < PREFIX:
                 raise self.damaged("is cut short")
             memcpy(prefix, start, PREFIX)
-            content = self.cursor = self.start = <const char *>start + PREFIX
-            self.end = <const char *>start + size
+            self.start = <const char *>start + PREFIX
             if self.tag >= TAG_SCHEMA:
-                self.pickled = PyBytes_FromStringAndSize(self.cursor, size - PREFIX)
-                content = PyBytes_AS_STRING(self.pickled)  # the sum is of the copy that is read
-            if prefix[3] != _sum(prefix, size, self.tag, content):
+                self.pickled = PyBytes_FromStringAndSize(self.start, size - PREFIX)
+                self.start = PyBytes_AS_STRING(self.pickled)  # the sum is of the copy that is read
+            self.cursor = self.start
+            self.end = self.start + size - PREFIX
+            if prefix[3] != _sum(prefix, size, self.tag, self.start):
                 raise self.damaged("is not as it was written")
             if self.tag == TAG_SCHEMA:
                 number, fields = loads(self.pickled)
@@ -534,7 +534,7 @@ cdef class Decoder:
     cdef object take(self):
         """Reads the message that `next` found."""
         if self.tag == TAG_PICKLE:
-            return loads(self.pickled)
+            return loads(PyBytes_FromStringAndSize(self.start, self.end - self.start))
         return self.unpack(self.schemas[self.tag])
 
     cdef dict unpack(self, list fields):
@@ -596,18 +596,12 @@ cdef class Decoder:
         memcpy(target, self.skip(nbytes), nbytes)
         return 0
 
-    cdef tuple copied(self):
-        """A copy of the message that `next` found, to be read after `restore`."""
-        content = self.pickled
-        if self.tag != TAG_PICKLE:
-            content = PyBytes_FromStringAndSize(self.start, self.end - self.start)
-        return self.env, self.kind, self.tag, content
-
-    cdef int restore(self, tuple message) except -1:
-        """Returns to a message that was copied, as if `next` had found it."""
-        self.env, self.kind, self.tag, self.pickled = message
-        self.start = self.cursor = PyBytes_AS_STRING(self.pickled)
-        self.end = self.start + PyBytes_GET_SIZE(self.pickled)
+    cdef int open(self, Py_ssize_t env, uint32_t kind, uint32_t tag, const char *start,
+                  Py_ssize_t nbytes) noexcept:
+        """Turns to a message that was moved out of the ring, as if `next` had found it."""
+        self.env, self.kind, self.tag = env, kind, tag
+        self.start = self.cursor = start
+        self.end = start + nbytes
         return 0
 
     cdef int advance(self) except -1:

@@ -342,10 +342,10 @@ cdef class Sampler(ReplayLog):
             node >>= 1
         return 0
 
-    cdef int asked(self, const Py_ssize_t[::1] envs) except -1:
+    cdef int asked(self, const Py_ssize_t *envs, Py_ssize_t count) except -1:
         cdef Py_ssize_t i
         cdef int64_t most = 0
-        for i in range(envs.shape[0]):
+        for i in range(count):
             self.accept(envs[i])
             most = max(most, self.committed[envs[i]])
         self.check_damage()

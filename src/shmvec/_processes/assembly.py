@@ -175,7 +175,9 @@ def assemble(
     frames = Frames(
         slabs.results, settings.copy, agreement.leasing, mends, slabs.blocks, hold_batches
     )
-    ledger = Ledger(links, frames, slabs, autoreset, workers.pack, may_step_over, in_ranges)
+    ledger = Ledger(
+        links, frames, slabs, autoreset, workers.pack, workers.unpack, may_step_over, in_ranges
+    )
     return Assembly(links, frames, ledger)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from shmvec._pickling import EMPTY, Copies
 from shmvec._processes.control import Late
 from shmvec._processes.inline import Workers
-from shmvec.faults import Failure
 
 __all__ = ["Unreadable", "copies_of_each", "packed_command", "read_late"]
 
@@ -112,15 +111,12 @@ def read_late(workers: Workers, index: int, content: Any) -> Late:
         raise error
     if error is not None:
         raise Unreadable(repr(error))
-    messages, failures = [], list(late.failures)
-    for kind, env, packed in late.messages:
-        message, error = _tried(partial(workers.unpack, packed))
-        if error is not None:  # a class of the user's has raised it
-            failures.append(Failure.of(error, env, index, "info"))
-            continue
-        # Without processes the message is the env's own object, and must be copied.
-        messages.append((kind, env, message if workers.processes else deepcopy(message)))
-    return Late(messages, failures, results)
+    # A message that is not packed is the env's own object, and must be copied.
+    messages = [
+        (kind, env, deepcopy(message) if isinstance(message, dict) else message)
+        for kind, env, message in late.messages
+    ]
+    return Late(messages, late.failures, results)
 
 
 def _tried(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
