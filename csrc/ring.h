@@ -196,7 +196,6 @@ typedef struct {
     uint32_t mine;
     uint32_t theirs;
     uint32_t pending;  /* bytes of the message reserved or peeked */
-    uint32_t released; /* consumer: the position up to which room was given back */
 } sv_byte_ring;
 
 static inline size_t sv_byte_ring_bytes(uint32_t capacity)
@@ -223,7 +222,7 @@ static inline void sv_byte_ring_attach_consumer(sv_byte_ring *ring, void *base, 
     ring->pending = 0;
     /* relaxed and masked: as above. */
     ring->mine = atomic_load_explicit(&ring->shared->head, memory_order_relaxed) & ~7u;
-    ring->theirs = ring->released = ring->mine;
+    ring->theirs = ring->mine;
 }
 
 static inline uint32_t sv_message_bytes(uint32_t payload)
@@ -313,18 +312,11 @@ static inline int sv_byte_ring_peek(sv_byte_ring *ring, const void **payload, ui
     }
 }
 
-/* Consumer: moves to the next message, without giving back the room of the peeked one. */
-static inline void sv_byte_ring_skip(sv_byte_ring *ring)
+/* Consumer: moves to the next message, and gives back the room of the peeked one. */
+static inline void sv_byte_ring_release(sv_byte_ring *ring)
 {
     ring->mine += ring->pending;
     ring->pending = 0;
-}
-
-/* Consumer: gives back the room of the peeked message and of all before it. */
-static inline void sv_byte_ring_release(sv_byte_ring *ring)
-{
-    sv_byte_ring_skip(ring);
-    ring->released = ring->mine;
     /* release: pairs with the acquire of the head in sv_byte_ring_reserve. */
     atomic_store_explicit(&ring->shared->head, ring->mine, memory_order_release);
 }

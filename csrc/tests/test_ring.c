@@ -129,14 +129,12 @@ static void test_messages(uint32_t start)
         sent++;
     }
     CHECK(sent == BYTES / 16 || sent == BYTES / 16 - 1);
-    /* What is skipped keeps its room until a release. */
+    /* Messages keep their room until they are released. */
     for (uint32_t i = 0; i < sent; i++) {
         CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_YES && tag == i);
-        sv_byte_ring_skip(&consumer);
+        CHECK(i > 0 || sv_byte_ring_reserve(&producer, 8, 0) == NULL);
+        sv_byte_ring_release(&consumer);
     }
-    CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_NO);
-    CHECK(sv_byte_ring_reserve(&producer, 8, 0) == NULL);
-    sv_byte_ring_release(&consumer);
     CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_NO);
     CHECK(atomic_load(&ring->head) == producer.mine);
     /* Lengths that cannot be are refused. */

@@ -194,16 +194,13 @@ cdef extern from "ring.h" nogil:
     int sv_ring_try_pop(sv_ring *ring, sv_record *record)
 
     ctypedef struct sv_byte_ring:
-        uint32_t mine
-        uint32_t pending
-        uint32_t released
+        pass
     void sv_byte_ring_attach_producer(sv_byte_ring *ring, void *base, uint32_t capacity)
     void sv_byte_ring_attach_consumer(sv_byte_ring *ring, void *base, uint32_t capacity)
     void *sv_byte_ring_reserve(sv_byte_ring *ring, uint32_t nbytes, uint32_t tag)
     void sv_byte_ring_commit(sv_byte_ring *ring)
     int sv_byte_ring_peek(sv_byte_ring *ring, const void **payload, uint32_t *nbytes,
                           uint32_t *tag)
-    void sv_byte_ring_skip(sv_byte_ring *ring)
     void sv_byte_ring_release(sv_byte_ring *ring)
 
 

@@ -68,8 +68,6 @@ cdef class Decoder:
     cdef const char *skip(self, Py_ssize_t nbytes) except NULL
     cdef object value(self, Field field)
     cdef int copy(self, void *target, Py_ssize_t nbytes) except -1
-    cdef int advance(self) except -1
-    cdef int open(self, Py_ssize_t env, uint32_t kind, uint32_t tag, const char *start,
-                  Py_ssize_t nbytes) noexcept
-    cdef int release(self) except -1
-    cdef int give_back(self) except -1
+    cdef void open(self, Py_ssize_t env, uint32_t kind, uint32_t tag, const char *start,
+                   Py_ssize_t nbytes) noexcept
+    cdef void release(self) noexcept

@@ -479,7 +479,7 @@ cdef class Decoder:
         return 0
 
     cdef bint next(self, uint32_t sequence) except -1:
-        """Finds the next message of this sequence; then call `advance` or `release`.  False: none.
+        """Finds the next message of this sequence; then call `release`.  False: none.
 
         On the way it learns schemas, and discards messages that nobody asks for any more.
         """
@@ -521,7 +521,7 @@ cdef class Decoder:
                 return True
             elif self.is_wanted_later(prefix[0], prefix[2], sequence):
                 return False
-            self.advance()
+            self.release()
 
     cdef bint is_wanted_later(self, uint32_t env, uint32_t sequence, uint32_t now) except -1:
         """Whether a message will be asked for that lies in front of what is wanted now."""
@@ -596,31 +596,16 @@ cdef class Decoder:
         memcpy(target, self.skip(nbytes), nbytes)
         return 0
 
-    cdef int open(self, Py_ssize_t env, uint32_t kind, uint32_t tag, const char *start,
-                  Py_ssize_t nbytes) noexcept:
+    cdef void open(self, Py_ssize_t env, uint32_t kind, uint32_t tag, const char *start,
+                   Py_ssize_t nbytes) noexcept:
         """Turns to a message that was moved out of the ring, as if `next` had found it."""
         self.env, self.kind, self.tag = env, kind, tag
         self.start = self.cursor = start
         self.end = start + nbytes
-        return 0
 
-    cdef int advance(self) except -1:
-        """Moves to the next message, and keeps this one's room."""
-        c.sv_byte_ring_skip(&self.ring)
-        return 0
-
-    cdef int release(self) except -1:
-        """Gives back the room of this message and of all before it."""
-        self.advance()
-        return self.give_back()
-
-    cdef int give_back(self) except -1:
-        """Gives back the room of all messages before the present one."""
-        if self.ring.mine == self.ring.released:
-            return 0
-        self.ring.pending = 0  # keeps the present message, which was only peeked at
+    cdef void release(self) noexcept:
+        """Moves to the next message, and gives back the room of the one that `next` found."""
         c.sv_byte_ring_release(&self.ring)
-        return 0
 
 
 # ==== control channels ============================================================================
