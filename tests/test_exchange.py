@@ -244,6 +244,16 @@ def test_a_call_before_the_exchange_is_made(call):
         getattr(Exchange.__new__(Exchange), call)(*arguments)
 
 
+def test_an_env_that_is_taken_twice_is_taken_once():
+    with closing(Exchange([Counter] * 2, num_workers=0)) as exchange:
+        exchange.ask_reset()
+        exchange.take()
+        exchange.ask(None, [1, 2])
+        assert exchange.take(np.array([0, 0])).envs.tolist() == [0, 0]
+        assert exchange.num_in_flight == 1
+        assert exchange.take().envs.tolist() == [1]
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("recycle_after", [None, 10**6])
 def test_a_batch_is_asked_for_too_early_or_too_late(recycle_after):

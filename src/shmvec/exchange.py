@@ -41,7 +41,6 @@ from shmvec._core import (
     DONE,
     TIME_UP,
     UP,
-    Batch,
     Frames,
     Guard,
     Ledger,
@@ -195,7 +194,6 @@ class Exchange(OwnsProcesses):
         self._ledger_options = num_buffers, bool(may_step_over), in_ranges, hold_batches
         self._called: Envs | None = None  # the envs of the pending call; None: all
         self._everyone = np.arange(self.num_envs, dtype=np.intp)
-        self._gatherer = Batch(self.num_envs)
 
         self._workers = workers_for(functions, settings, name)
         self.ranges = self._workers.ranges
@@ -460,8 +458,6 @@ class Exchange(OwnsProcesses):
         ledger = self._ledger
         if ledger is None or self.guard.abandoned:
             ledger, _ = self._settled(deadline)
-        if gather is True:
-            gather = self._gatherer
         if count is None:
             count, envs = -1, None if envs is None else self._chosen(envs)
             self._wait_within(envs, deadline)

@@ -425,6 +425,8 @@ def test_a_timeout_for_what_asks_an_env_that_is_being_built_again(tmp_path):
             envs.exchange.ask([1], [1], timeout=0.1)
         with pytest.raises(multiprocessing.TimeoutError):
             envs.exchange.ask_reset([1], timeout=0.1)
+        with pytest.raises(ValueError, match="there is no env 5"):
+            envs.exchange.ask(np.array([5]), [1])
         assert envs.exchange.num_in_flight == 0
         release(tmp_path)
         envs.exchange.ask([1], [1], timeout=DEADLINE_S)

@@ -1868,7 +1868,12 @@ cdef class Ledger:
 
     def num_down(self, const Py_ssize_t[::1] envs):
         """How many of these envs have a worker that is being replaced."""
-        return len([env for env in envs if self.entries[<Py_ssize_t>env].worker in self.links.down])
+        cdef Py_ssize_t i
+        cdef Py_ssize_t down = 0
+        for i in range(envs.shape[0]):
+            self.check_exists(envs[i])
+            down += self.entries[envs[i]].worker in self.links.down
+        return down
 
     # ---- asking ------------------------------------------------------------------------------
 
@@ -2164,7 +2169,7 @@ cdef class Ledger:
         links.guard.note_asked()
         if frame >= 0 and links.lingering and self.num_broken == 0:
             flags |= TOGETHER
-            c.sv_completion_issue(links.completion, links.issued + links.num_workers)
+            c.sv_completion_issue(links.completion, links.issued + <uint32_t>self.num_requests)
         if frame < 0:
             self.frames.block = -1
         for k in range(self.num_requests):
@@ -2173,7 +2178,7 @@ cdef class Ledger:
             if frame < 0 and aims:
                 for i in range(self.begins[k], self.begins[k + 1]):
                     self.frames.aim_chosen(envs[i])
-            if self.num_broken > 0 and operation == STEP and self.is_broken(first):  # not asked
+            if operation == STEP and self.is_broken(first):  # it is not asked
                 broken = broken or []
                 broken.append(first)
             else:
@@ -2314,25 +2319,26 @@ cdef class Ledger:
                 return RAISED
             if self.num_unfinished > 0:
                 event = self.wait_for_message(deadline_ns)
-                continue
-            if wanted == UP:
-                missing = self.num_down(envs)
-            elif envs is not None:
-                missing = self.num_missing(envs)
-            elif wanted < 0:
-                missing = self.num_unanswered
-            elif self.raised:
-                return DONE
             else:
-                missing = wanted - self.num_ready
-            if missing <= 0:
-                return DONE
-            if self.open_requests == 0 and links.down:
-                event = links.listen(list(links.down), deadline_ns)
-            else:
-                event = self.wait_for_answers(missing, deadline_ns, envs is not None)
+                missing = self.num_wanted(wanted, envs)
+                if missing <= 0:
+                    return DONE
+                if self.open_requests == 0 and links.down:
+                    event = links.listen(list(links.down), deadline_ns)
+                else:
+                    event = self.wait_for_answers(missing, deadline_ns, envs is not None)
             self.pop()  # also when the time is up
         return event
+
+    cdef Py_ssize_t num_wanted(self, Py_ssize_t wanted, envs) except? -1:
+        """How many envs, or requests, a wait is for that have not answered."""
+        if wanted == UP:
+            return self.num_down(envs)
+        if envs is not None:
+            return self.num_missing(envs)
+        if wanted < 0:
+            return self.num_unanswered
+        return 0 if self.raised else wanted - self.num_ready
 
     cdef int wait_for_answers(self, Py_ssize_t wanted, int64_t deadline, bint requests) except -1:
         """Waits until ``wanted`` more envs, or requests, may be answered."""
@@ -2626,7 +2632,7 @@ cdef class Ledger:
                 command. None: all that are ready, by index.
             count: In place of envs: so many of those that have been ready for longest; none of
                 them if an env has raised. -1: all.
-            vector_env: Gathers the infos; None: one dict an env.
+            vector_env: Gathers the infos; True: as any would. None: one dict an env.
             everyone: Whether the results are of all envs, each in its place.
             arrays: Whether arrays are wanted at all.
 
@@ -2697,22 +2703,16 @@ cdef class Ledger:
         cdef const Py_ssize_t *envs = <const Py_ssize_t *>data_of(chosen)
         cdef Py_ssize_t count = size_of(chosen)
         cdef Py_ssize_t i
-        cdef bint informed = bool(self.reports)
-        if informed:
+        if self.reports:
             for i in range(count):
                 report = self.reports.get(envs[i])
                 if report is not None and report.cut_off:  # a reset has overwritten the truncation
                     self.frames.mark_truncated(envs[i])
-        if self.inbox.num_filled > 0:
-            for i in range(count):
-                if informed:
-                    break
-                informed = self.inbox.has(envs[i])
         if vector_env is None:
             infos = self.inbox.each(envs, count)
-        elif informed:
-            if not everyone:
-                self.batch.num_envs = count
+        elif self.reports or self.inbox.num_filled > 0:
+            if vector_env is True or not everyone:
+                self.batch.num_envs = self.num_envs if everyone else count
                 vector_env = self.batch
             infos = self.inbox.gather(envs, count, everyone, self.reports, vector_env)
         else:
@@ -2733,13 +2733,8 @@ cdef class Ledger:
         if failures:
             taken = {id(failure) for failure in failures}
             self.raised = [failure for failure in self.raised if id(failure) not in taken]
-        if count == self.num_ready:
-            self.oldest = self.newest = -1
-            self.num_ready = 0
-            for i in range(count):
-                self.leave(envs[i])
-        else:
-            for i in range(count):
+        for i in range(count):
+            if self.entries[envs[i]].state == READY:  # else it is named twice
                 self.end_ready(envs[i])
         if self.reports or self.results:
             for i in range(count):
