@@ -417,10 +417,10 @@ class Supervisor:
     def stack(self, index: int) -> str:
         """The Python stack of a worker; see ``stack_of``. A last line tells of a lock of a fork."""
         pid = self.processes[index].pid
+        # Read first: the request for the stack wakes the process.
+        locked = self._launcher.forks and waits_for_lock(pid)
         stack = stack_of(pid)
-        if self._launcher.forks and waits_for_lock(pid):
-            stack += f"\n{_LOCK_OF_FORK}"
-        return stack
+        return f"{stack}\n{_LOCK_OF_FORK}" if locked else stack
 
     def hung(self, hanging: Sequence[Busy]) -> None:
         """Logs where workers are that take long to answer."""
