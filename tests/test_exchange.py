@@ -31,6 +31,9 @@ def test_envs_that_there_are_not(env):
         ):
             with pytest.raises(ValueError, match=f"there is no env {env}: there are 3"):
                 ask()
+        with pytest.raises(ValueError, match="env_id must be in 0 to 2"):
+            exchange.restart(np.array([env], np.intp))
+        assert exchange.restarts(2) == 0
         assert len(exchange.take().envs) == 3
 
 

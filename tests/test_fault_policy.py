@@ -22,7 +22,7 @@ from gymnasium.error import ClosedEnvironmentError
 from tables import deep, paired
 
 from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
-from shmvec._processes import supervisor
+from shmvec._processes import inline, supervisor
 from shmvec.exchange import AutoresetMode
 from shmvec.faults import restart_seed
 
@@ -425,6 +425,26 @@ def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(dies, monkey
             signal.signal(signal.SIGALRM, before_that)
         assert not set(before) & {process.pid for process in envs.exchange.processes}
         envs.step([0, 0])
+
+
+@pytest.mark.parametrize("workers", [2, *deep(0)])
+def test_a_restart_that_was_interrupted_as_its_worker_was_up_is_gone_on_with(workers, monkeypatch):
+    with frail(2, num_workers=workers) as envs:
+        envs.reset(seed=1)
+        where = supervisor.Supervisor if workers else inline.InlineWorker
+        go_on, built = where.go_on, itertools.count()
+
+        def interrupted_once(self, index):
+            go_on(self, index)
+            if self.is_up(index) and next(built) == 0:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(where, "go_on", interrupted_once)
+        with pytest.raises(KeyboardInterrupt):
+            envs.restart([0])
+        assert envs.step([1, 1])[3][0]
+        assert next(built) == 1  # it is not started again
+        assert not envs.step([1, 1])[3].any()
 
 
 OPENING = {"detach", "dup", "fork", "fork_exec", "open", "pidfd_open", "pipe", "socketpair"}

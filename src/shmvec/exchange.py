@@ -35,6 +35,7 @@ from shmvec._arguments import (
     Options,
     checked_env_fns,
     checked_env_ids,
+    existing_env_ids,
 )
 from shmvec._autoreset import Autoreset, AutoresetMode
 from shmvec._core import (
@@ -951,7 +952,7 @@ class Exchange(OwnsProcesses):
     def restart(self, envs: npt.ArrayLike | None = None) -> None:
         """Restarts the workers of some envs; see :meth:`shmvec.ShmVectorEnv.restart`."""
         self._open()
-        chosen = self._chosen(envs)
+        chosen = existing_env_ids(envs, self.num_envs)
         with self._closing():
             self._recovery.restart(chosen.tolist())
         self._wait(UP, chosen)

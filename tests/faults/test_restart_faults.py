@@ -433,6 +433,23 @@ def test_a_timeout_for_what_asks_an_env_that_is_being_built_again(tmp_path):
         assert envs.exchange.take([1]).reports[1].fault.type == "WorkerCrashError"
 
 
+def test_who_waits_for_no_time_at_all_gets_a_replacement_in_the_end(tmp_path):
+    with rebuilt_slowly(tmp_path, 2) as envs:
+        exchange = envs.exchange
+        exchange.reset()
+        (tmp_path / "died").touch()
+        kill(envs, [1])
+        while not envs.stats().faults.restarts:
+            exchange.step([1], envs=np.array([0]))
+        release(tmp_path)
+        until = time.monotonic() + DEADLINE_S
+        while not exchange.num_in_flight and time.monotonic() < until:
+            with contextlib.suppress(multiprocessing.TimeoutError):
+                exchange.ask([1], [1], timeout=0)
+            time.sleep(0.01)
+        assert exchange.take([1]).reports[1].fault.type == "WorkerCrashError"
+
+
 def test_an_env_that_may_be_stepped_over_its_end_is_not_stepped_before_its_first_reset():
     options = {"autoreset_mode": AutoresetMode.DISABLED, "may_step_over": True}
     exchange = Exchange([partial(Counter, 1)] * 2, num_workers=2, faults=RESTART, **options)

@@ -207,6 +207,20 @@ def test_what_cannot_be_taken_raises_once(trouble, workers, take, order):
         envs.close()
 
 
+@pytest.mark.parametrize("workers", [1, 0])
+def test_what_other_envs_have_raised_is_lost_with_results_that_cannot_be_read(workers):
+    fns = [lambda: Fails(99), *troubled("an info that cannot be read")[1:]]
+    envs = ShmVectorEnv(fns, num_workers=workers, log_errors=False)
+    try:
+        envs.reset(seed=1)
+        with pytest.raises(LookupError) as raised:
+            envs.step([1, 1])
+        assert "as asked" not in str(raised.value)
+        assert envs.step([0, 0])[0][:, 0].tolist() == [1, 2]
+    finally:
+        envs.close()
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("gather", [True, None])
 @pytest.mark.parametrize("trouble", ["Ctrl-C as an info is read", "an info that cannot be read"])

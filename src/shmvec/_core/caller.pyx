@@ -2311,7 +2311,9 @@ cdef class Ledger:
         if links.inline is not None and self.num_unanswered:
             # First: else the caller would step its envs only when the others were not enough.
             links.serve_here()
-        cdef int event = links.look_if_due() if self.num_in_flight else NO_EVENT
+        cdef int event = NO_EVENT
+        if self.num_in_flight or links.down:  # first: a wait whose time is up looks nowhere else
+            event = links.look_if_due()
         if wanted >= 0:  # these may be there already, which costs less to see than to wait for
             self.pop()
         while event == NO_EVENT or event == DONE:
@@ -2369,6 +2371,8 @@ cdef class Ledger:
         for worker in incomplete:
             if links.channels[worker].find(self.sequence_awaited(worker)) is not None:
                 return MESSAGE
+            if links.workers.is_here(worker):  # it has sent what there is
+                raise RuntimeError("the segment is damaged: the message of an answer is lost")
         return links.listen(incomplete, deadline)
 
     # ---- answers -----------------------------------------------------------------------------
@@ -2624,8 +2628,8 @@ cdef class Ledger:
                      bint arrays=True):
         """Takes answers, whose envs are idle afterwards.
 
-        An exception while results are read loses these results: the envs are idle, and their next
-        answers report their faults.
+        An exception while results are read loses these results, and what other envs have raised:
+        the envs are idle, and their next answers report their faults.
 
         Args:
             envs: The envs to take, in this order, but for those that have raised or lost their
@@ -2647,18 +2651,18 @@ cdef class Ledger:
         cdef dict reports
         cdef dict values
         cdef object rest = None
+        if failures and envs is not None:
+            failures = [each for each in failures if each.env in envs]
         try:
             results, lease = self.results_of(chosen, vector_env, everyone, arrays)
         except BaseException:
             self.postpone_reports(chosen.tolist())
-            self.commit(view, num_taken, [])
+            self.commit(view, num_taken, failures)
             raise
         if failures or self.reports or self.results or self.unanswered:
             taken = chosen.tolist()
             reports = {env: self.reports[env] for env in taken if env in self.reports}
             values = {env: self.results[env].open() for env in taken if env in self.results}
-            if envs is not None:
-                failures = [each for each in failures if each.env in envs]
             rest = reports, failures, values, self.unanswered
         self.commit(view, num_taken, failures)
         self.frames.count_batch(lease)

@@ -326,15 +326,17 @@ class Recovery:
     def _start(self, worker: int) -> None:
         """Starts a worker in place of one that is lost, or goes on with that."""
         workers, replacement, now = self._workers, self._down[worker], time.monotonic()
-        if not workers.is_starting(worker) and not workers.is_up(worker):
-            if now < replacement.due:
-                return
-            workers.end(worker)  # an exception may have left its successor half started
-            workers.begin(worker, self._resets_of(worker))
-            if self.policy.reset_timeout is not None:
-                builds_s = self.policy.reset_timeout * len(workers.ranges[worker])
-                replacement.left_s = 2 * workers.start_s + builds_s
-        cause: Cause | None = workers.go_on(worker)
+        cause: Cause | None = None
+        if not workers.is_up(worker):  # else only this was interrupted
+            if not workers.is_starting(worker):
+                if now < replacement.due:
+                    return
+                workers.end(worker)  # an exception may have left its successor half started
+                workers.begin(worker, self._resets_of(worker))
+                if self.policy.reset_timeout is not None:
+                    builds_s = self.policy.reset_timeout * len(workers.ranges[worker])
+                    replacement.left_s = 2 * workers.start_s + builds_s
+            cause = workers.go_on(worker)
         if workers.is_up(worker):
             self._ledger.revive(worker, replacement.fault)
             return

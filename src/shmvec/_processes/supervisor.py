@@ -319,10 +319,11 @@ class Supervisor:
         if isinstance(report, Failure):
             return report
         if report is None:
-            self._up[index] = True
             del self._starting[index]
-        else:
-            self._hand_over(index, replace(self._attachment, resets=resets))
+            self.channels[index].take(0)
+            self._up[index] = True  # last: interrupted before, it is begun anew
+            return None
+        self._hand_over(index, replace(self._attachment, resets=resets))
         self.channels[index].take(0)
         return None
 
