@@ -427,6 +427,24 @@ def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(dies, monkey
         envs.step([0, 0])
 
 
+def test_a_restart_that_was_interrupted_as_its_worker_had_closed_is_gone_on_with(monkeypatch):
+    with frail(2, num_workers=2) as envs:
+        envs.reset(seed=1)
+        wait_for_ends = supervisor.Supervisor.wait_for_ends
+
+        def then_interrupted(*args):
+            wait_for_ends(*args)
+            raise KeyboardInterrupt
+
+        envs.send([1], [1])
+        monkeypatch.setattr(supervisor.Supervisor, "wait_for_ends", then_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            envs.restart([0])
+        monkeypatch.undo()
+        assert envs.recv(min_envs=1)[-1]["env_id"].tolist() == [1]
+        assert envs.step([1, 1])[3].tolist() == [True, False]
+
+
 @pytest.mark.parametrize("workers", [2, *deep(0)])
 def test_a_restart_that_was_interrupted_as_its_worker_was_up_is_gone_on_with(workers, monkeypatch):
     with frail(2, num_workers=workers) as envs:

@@ -567,6 +567,8 @@ cdef class Links:
         cdef int found = c.sv_ring_try_pop(&self.completions[worker], answer)
         if found == c.SV_RING_NO:
             return 0
+        if self.outstanding[worker] == 0 and worker in self.down:  # it was asked to close
+            return 0
         if (found == c.SV_RING_CORRUPT or self.outstanding[worker] == 0
                 or not self.is_of(worker, answer)):
             raise RuntimeError(
