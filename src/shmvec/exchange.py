@@ -621,7 +621,7 @@ class Exchange(OwnsProcesses):
         if self.recycles:
             self._recycle(None)
         if last:
-            self._frames.come_home()
+            self._frames.copy_back_from_rollout()
 
     @whole
     def reset(

@@ -287,7 +287,7 @@ class Pipeline:
             if group.steps < end:
                 self._held.append(group)
             self._go_on(ask)
-        rollout.meet(end)
+        rollout.set_steps(end)
         return started
 
     def _fill_in_lockstep(self, rollout: Collected, mirror: Mirror | None, end: int) -> float:
@@ -801,9 +801,9 @@ class Collected:
         """Makes its steps within a loan."""
         self._rollout.within = loan
 
-    def meet(self, steps: int) -> None:
+    def set_steps(self, steps: int) -> None:
         """Notes that all envs have made so many steps, by :meth:`ask`."""
-        self._rollout.meet(steps)
+        self._rollout.set_steps(steps)
         self.steps = steps
 
     def step(self, envs: Any, actions: Any, extras: Mapping[str, Any]) -> None:

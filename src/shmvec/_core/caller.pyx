@@ -942,16 +942,19 @@ cdef class Links:
 #     rollouts             views of all their frames, leased      after their lease
 #
 # The parent itself writes results only of envs that are not in flight: `truncate`, `mark_truncated`
-# and `come_home` do.
+# and `copy_back_from_rollout` do.
 #
 # The lease of a batch ends `hold_batches` batches later, if not before.
 #
-# With copy=True the workers write large observations to the frame and to a block. So the parent
-# need not copy them, for which all workers would have to wait. Where all blocks are leased, or
-# after a fault or an interrupted call, the observations are copied from the frame.
+# With copy=True the workers write large observations to the frame and to a block: the block becomes
+# the user's, who may write to it, and the frame keeps what later results of other envs are returned
+# with. So the parent need not copy, for which all workers would have to wait (a third of a step of
+# 32 envs that only return pictures). Where all blocks are leased, or after a fault or an interrupted
+# call, the observations are copied from the frame.
 #
 # The numbers in requests: first the frames at home, in the segment; then the same frames with each
-# of the blocks; then the frames of rollouts, in memory of their own.
+# of the blocks; then the frames of rollouts, in memory of their own. An env's row is its frame's
+# number * num_envs + env. The last results of all envs lie at home, or all in rollouts.
 
 @cython.final
 cdef class Frames:
@@ -959,14 +962,11 @@ cdef class Frames:
 
     cdef Results home             # frames in the segment
     cdef readonly Results rollouts  # frames after these, in memory of their own; None: none
-    cdef readonly Py_ssize_t away   # the frame of `rollouts` with the last results; -1: at home
-    cdef Py_ssize_t[::1] ahead    # by how many frames each env is beyond `away`
-    cdef bint uneven              # whether some envs are
     cdef Py_ssize_t num_envs
     cdef Py_ssize_t[::1] everyone  # indices of all envs
-    cdef Py_ssize_t[::1] rows     # by env: the row at home where its last results are, or will be
+    cdef Py_ssize_t[::1] rows     # by env: the row where its last results are, or will be
     cdef Py_ssize_t[::1] last_rows  # by env: the row of the results before these
-    cdef Py_ssize_t[::1] chosen   # by env: the frame for its next results; -1: one of a rollout
+    cdef Py_ssize_t[::1] chosen   # by env: the frame for its next results
     cdef bint copy
     cdef bint leasing             # batches are returned as views, which are leased
     cdef bint keep_last           # new results do not overwrite the last ones
@@ -984,9 +984,6 @@ cdef class Frames:
         self.leasing = leasing
         self.keep_last = keep_last
         self.several = leasing or keep_last
-        self.away = -1
-        self.uneven = False
-        self.ahead = np.zeros(home.num_envs, np.intp)
         self.blocks = blocks
         self.block = -1
         self.beyond = home.num_frames
@@ -997,8 +994,8 @@ cdef class Frames:
         self.num_envs = home.num_envs
         self.everyone = np.arange(home.num_envs, dtype=np.intp)
         self.rows = np.arange(home.num_envs, dtype=np.intp)
-        self.chosen = np.zeros(home.num_envs, np.intp)
         self.last_rows = np.arange(home.num_envs, dtype=np.intp)
+        self.chosen = np.zeros(home.num_envs, np.intp)
 
     # ---- frames for new results --------------------------------------------------------------
 
@@ -1042,150 +1039,123 @@ cdef class Frames:
             )
         return frame
 
-    cdef int choose_for(self, const Py_ssize_t[::1] envs) except -1:
-        """Chooses one frame for new results of these envs; `aim_chosen` is the commit."""
-        cdef Py_ssize_t frame = self.choose(envs)
+    cdef int choose_for(self, const Py_ssize_t[::1] envs, Py_ssize_t rollout_frame) except -1:
+        """Chooses one frame for new results of these envs; `aim` is the commit."""
         cdef Py_ssize_t i
+        cdef Py_ssize_t frame
+        frame = self.choose(envs) if rollout_frame < 0 else self.beyond + rollout_frame
         for i in range(envs.shape[0]):
             self.chosen[envs[i]] = frame
         return 0
 
-    cdef int aim_chosen(self, Py_ssize_t env) except -1:
-        """Notes that the results of an env will be in the frame chosen for it, if one was."""
-        if self.chosen[env] >= 0:
-            self.last_rows[env] = self.rows[env]
-            self.rows[env] = self.chosen[env] * self.num_envs + env
-        return 0
-
-    cdef int aim(self, const Py_ssize_t[::1] envs, Py_ssize_t frame) except -1:
-        """Notes where the results of these envs will be."""
-        cdef Py_ssize_t i
-        for i in range(envs.shape[0]):
-            self.last_rows[envs[i]] = self.rows[envs[i]]
-            self.rows[envs[i]] = frame * self.num_envs + envs[i]
-        return 0
+    cdef inline void aim(self, Py_ssize_t env, Py_ssize_t frame) noexcept:
+        """Notes where an env's next results will be."""
+        self.last_rows[env] = self.rows[env]
+        self.rows[env] = frame * self.num_envs + env
 
     cdef Py_ssize_t aim_all(self, Py_ssize_t rollout_frame) except -1:
         """Notes the frame for new results of all envs, of the rollouts or at home; returns it."""
-        cdef Py_ssize_t frame = 0
-        if rollout_frame >= 0:
-            self.block = -1
-            self.meet(rollout_frame)
-            return self.beyond + rollout_frame
-        if self.away >= 0 and self.keep_last:
-            self.come_home()  # the last results are needed
-        if self.several:
+        cdef Py_ssize_t frame = self.beyond + rollout_frame
+        cdef Py_ssize_t env
+        if rollout_frame < 0:
+            if self.keep_last:
+                self.copy_back_from_rollout()  # the last results are needed
             frame = self.choose(self.everyone)
         # Nothing from here on raises.
+        for env in range(self.num_envs):
+            self.aim(env, frame)
         self.block = -1
-        self.meet(-1)
-        if self.several:
-            self.aim(self.everyone, frame)
-        if self.blocks is not None:
+        if self.blocks is not None and rollout_frame < 0:
             self.block = self.blocks.unleased()
             frame += (1 + self.block) * self.home.num_frames
         return frame
 
-    cdef int check_away(self) except -1:
-        """Raises unless the last results are in a rollout."""
-        if self.away < 0:
-            raise RuntimeError(
-                "the last results are in no rollout. Nothing was sent to any env.")
-        return 0
-
-    cdef int aim_some(self, const Py_ssize_t[::1] envs, Py_ssize_t rollout_frame) except -1:
-        """Notes that the results of these envs will be in a frame of a rollout."""
-        cdef Py_ssize_t i
-        self.block = -1
-        self.uneven = True
-        for i in range(envs.shape[0]):
-            self.ahead[envs[i]] = rollout_frame - self.away
-        return 0
-
-    cdef Py_ssize_t frame_of(self, Py_ssize_t env):
+    cdef Py_ssize_t frame_of(self, Py_ssize_t env) noexcept:
         """The frame that an env's last request named."""
-        if self.away >= 0:
-            return self.beyond + self.away + self.ahead[env]
         return self.rows[env] // self.num_envs
 
     # ---- rollouts ----------------------------------------------------------------------------
 
-    def take_rollouts(self, rollouts):
+    cdef bint in_rollout(self) noexcept:
+        """Whether the last results lie in rollouts."""
+        return self.frame_of(0) >= self.beyond
+
+    cdef object rollout_rows(self):
+        """The row of each env's last results among those of the rollouts."""
+        return np.asarray(self.rows) - self.beyond * self.num_envs
+
+    def in_rollout_frames(self, Results rollouts, Py_ssize_t first, Py_ssize_t last):
+        """Whether the last results of all envs are in these rollouts' frames first to last."""
+        cdef Py_ssize_t env
+        for env in range(self.num_envs):
+            if not first <= self.frame_of(env) - self.beyond <= last:
+                return False
+        return self.rollouts is rollouts
+
+    def set_rollouts(self, Results rollouts):
         """Takes the frames of rollouts, in place of any before."""
-        self.come_home()
+        self.copy_back_from_rollout()
         self.rollouts = rollouts
 
-    def start_rollout(self, frame):
-        """Puts the last results into a frame of the rollouts."""
-        source, rows = self.home, self.rows
-        if self.away >= 0:
-            source, rows = self.rollouts, self.rows_away()
-        self.rollouts.copy_rows(source, rows, frame * self.num_envs)
-        self.meet(frame)
+    def start_rollout(self, Py_ssize_t frame):
+        """Copies the last results to a frame of the rollouts."""
+        cdef Py_ssize_t env
+        if self.in_rollout():
+            self.rollouts.copy_rows(self.rollouts, self.rollout_rows(), frame * self.num_envs)
+        else:
+            self.rollouts.copy_rows(self.home, self.rows, frame * self.num_envs)
+        for env in range(self.num_envs):
+            self.aim(env, self.beyond + frame)
 
-    cpdef meet(self, Py_ssize_t frame):
-        """Notes that the last results of all envs are, or will be, in a frame of a rollout."""
-        self.away = frame
-        if self.uneven:
-            self.ahead[:] = 0
-            self.uneven = False
+    cpdef int copy_back_from_rollout(self, Py_ssize_t num_in_flight=0) except -1:
+        """Copies the last results to the segment if they are in a rollout.
 
-    cdef object rows_away(self):
-        """The row in a rollout of each env's last results."""
-        frames = self.away + np.asarray(self.ahead)
-        return frames * self.num_envs + np.asarray(self.everyone)
-
-    cpdef int come_home(self, Py_ssize_t asked=0) except -1:
-        """Copies the last results to the frames in the segment if they are in a rollout.
-
-        Raises if there are `asked` envs, whose results are still pending there.
+        Raises if envs are in flight, whose results are still pending there.
         """
-        if asked > 0 and self.uneven:
-            raise RuntimeError(
-                "envs are in flight whose results go to a rollout: wait until they are taken, or "
-                "discard them. Nothing was sent to any env.")
-        if self.away >= 0:
-            rows = self.rows_away()
-            self.aim(self.everyone, self.choose(self.everyone))
-            self.home.copy_rows(self.rollouts, rows, self.rows[0])
-            self.meet(-1)
+        cdef Py_ssize_t env
+        cdef Py_ssize_t frame
+        if self.in_rollout():
+            if num_in_flight > 0:
+                raise RuntimeError(
+                    "envs are in flight whose results go to a rollout: wait until they are taken, "
+                    "or discard them. Nothing was sent to any env.")
+            frame = self.choose(self.everyone)
+            self.home.copy_rows(self.rollouts, self.rollout_rows(), frame * self.num_envs)
+            for env in range(self.num_envs):
+                self.rows[env] = self.last_rows[env] = frame * self.num_envs + env
         return 0
 
     # ---- single envs -------------------------------------------------------------------------
 
-    cdef Results where(self, Py_ssize_t env, Py_ssize_t *row, Py_ssize_t *last):
-        """Finds an env's last results, and the results before them."""
-        if self.away < 0:
-            row[0] = self.rows[env]
-            last[0] = self.last_rows[env]
+    cdef Results find(self, Py_ssize_t *row):
+        """The results that have a row; the row becomes its number among theirs."""
+        if row[0] < self.beyond * self.num_envs:
             return self.home
-        cdef Py_ssize_t frame = self.away + self.ahead[env]
-        row[0] = frame * self.num_envs + env
-        last[0] = max(frame - 1, 0) * self.num_envs + env
+        row[0] -= self.beyond * self.num_envs
         return self.rollouts
 
-    cdef bint over(self, Py_ssize_t env):
-        """Whether the env's last results ended an episode."""
-        cdef Py_ssize_t row
-        cdef Py_ssize_t last
-        cdef Results results = self.where(env, &row, &last)
+    cdef bint ends(self, Py_ssize_t row) noexcept:
+        """Whether the results in a row ended an episode."""
+        cdef Results results = self.find(&row)
         return results.terminated_of[row] or results.truncated_of[row]
 
-    cdef bint was_over(self, Py_ssize_t env):
+    cdef bint over(self, Py_ssize_t env) noexcept:
+        """Whether the env's last results ended an episode."""
+        return self.ends(self.rows[env])
+
+    cdef bint was_over(self, Py_ssize_t env) noexcept:
         """Whether the results before its last ones ended an episode."""
-        cdef Py_ssize_t row
-        cdef Py_ssize_t last
-        cdef Results results = self.where(env, &row, &last)
-        return row != last and (results.terminated_of[last] or results.truncated_of[last])
+        return self.rows[env] != self.last_rows[env] and self.ends(self.last_rows[env])
 
     cdef int truncate(self, Py_ssize_t env) except -1:
         """Makes the env's results its last observation, reward 0 and a truncation."""
-        cdef Py_ssize_t row
-        cdef Py_ssize_t last
+        cdef Py_ssize_t row = self.rows[env]
+        cdef Py_ssize_t last = self.last_rows[env]
+        cdef Results results = self.find(&row)
+        cdef Results before = self.find(&last)
         self.block = -1
-        cdef Results results = self.where(env, &row, &last)
-        if row != last:
-            results.observations.copy_row(results.observations, last, row)
+        if self.rows[env] != self.last_rows[env]:
+            results.observations.copy_row(before.observations, last, row)
         results.reward_of[row] = 0
         results.terminated_of[row] = False
         results.truncated_of[row] = True
@@ -1193,15 +1163,13 @@ cdef class Frames:
 
     cdef object last_observation(self, Py_ssize_t env, bint before):
         """An env's last observation; with ``before``, if its step is lost, the one before that."""
-        cdef Py_ssize_t row
-        cdef Py_ssize_t last
-        cdef Results results = self.where(env, &row, &last)
-        return results.observations.get(last if before else row)
+        cdef Py_ssize_t row = self.last_rows[env] if before else self.rows[env]
+        cdef Results results = self.find(&row)
+        return results.observations.get(row)
 
     cdef int mark_truncated(self, Py_ssize_t env) except -1:
-        cdef Py_ssize_t row
-        cdef Py_ssize_t last
-        cdef Results results = self.where(env, &row, &last)
+        cdef Py_ssize_t row = self.rows[env]
+        cdef Results results = self.find(&row)
         results.truncated_of[row] = True
         return 0
 
@@ -1217,19 +1185,16 @@ cdef class Frames:
 
     def observe(self):
         """The observations of all envs: copies, or the live slabs, as the vector env was made."""
-        cdef Py_ssize_t first = 0
-        if self.several:
-            first = self.first_row()
-            if self.leasing or first < 0:
-                return self.home.observations.gather(self.rows)
+        cdef Py_ssize_t first = self.first_row()
+        if self.leasing or first < 0:
+            return self.home.observations.gather(self.rows)
         return self.home.observations.batch(self.copy, first, self.num_envs)
 
     cdef tuple all(self, infos):
         """Observations, rewards, terminations and truncations of all envs, and these infos."""
         cdef Results home = self.home
-        if self.away >= 0:  # no env was asked since the rollout's last step
-            self.come_home()
         cdef Py_ssize_t block = self.block
+        self.copy_back_from_rollout()  # no env was asked since the rollout's last step
         self.block = -1  # it is lent once at most
         if block >= 0:
             observations = self.blocks.lend(block)
@@ -1245,8 +1210,8 @@ cdef class Frames:
         cdef Py_ssize_t i
         cdef Py_ssize_t count = len(envs)
         cdef const Py_ssize_t[::1] row_of
-        if self.away >= 0:  # who fills a rollout reads it there; other calls get copies
-            return self.rollouts.gather(self.rows_away()[envs]), None
+        if self.in_rollout():  # who fills a rollout reads it there; other calls get copies
+            return self.rollouts.gather(self.rollout_rows()[envs]), None
         if not self.several:
             return self.home.gather(envs), None
         rows = np.asarray(self.rows)[envs]
@@ -1940,12 +1905,9 @@ cdef class Ledger:
         base = self.prepare(STEP, &chosen[0], chosen.shape[0], everyone, together)
         if not self.may_step_over:
             self.check_none_over(chosen)
-        if rollout_frame >= 0:
-            everyone = chosen.shape[0] == self.num_envs
-            if not everyone:
-                self.frames.check_away()
-        elif not everyone:
-            self.choose_frames(chosen)
+        everyone = everyone or rollout_frame >= 0 and chosen.shape[0] == self.num_envs
+        if not everyone:
+            self.choose_frames(chosen, rollout_frame)
         # Actions are written before their requests. A call that is interrupted in between, or
         # raises, has asked for nothing: its actions are overwritten later, or discarded, as no
         # request has their number.
@@ -1957,10 +1919,8 @@ cdef class Ledger:
                 self.links.channels[self.entries[chosen[self.begins[<Py_ssize_t>k]]].worker].put(
                     base + <uint32_t>k, late[k])
             self.links.talking = True
-        if rollout_frame >= 0 and not everyone:
-            self.frames.aim_some(chosen, rollout_frame)
         self.post(STEP, &chosen[0], base, self.frames.aim_all(rollout_frame) if everyone else -1,
-                  rollout_frame < 0, late, lasts)
+                  late, lasts)
 
     cdef uint32_t prepare(self, uint32_t operation, const Py_ssize_t *envs, Py_ssize_t count,
                           bint everyone, bint together) except? 0:
@@ -2011,14 +1971,17 @@ cdef class Ledger:
             count += 1
         return count if ranging or count == <Py_ssize_t>links.counts[worker] else 1
 
-    cdef int choose_frames(self, const Py_ssize_t[::1] envs) except -1:
+    cdef int choose_frames(self, const Py_ssize_t[::1] envs, Py_ssize_t rollout_frame) except -1:
         """Finds room for the results of these envs, or raises; nothing is sent by then."""
         cdef Py_ssize_t k
-        self.frames.come_home(self.num_in_flight)
+        if rollout_frame < 0:
+            self.frames.copy_back_from_rollout(self.num_in_flight)
+        elif not self.frames.in_rollout():
+            raise RuntimeError("the last results are in no rollout. Nothing was sent to any env.")
         if not self.frames.several:
-            return self.frames.choose_for(envs)
+            return self.frames.choose_for(envs, rollout_frame)
         for k in range(self.num_requests):
-            self.frames.choose_for(envs[self.begins[k]:self.begins[k + 1]])
+            self.frames.choose_for(envs[self.begins[k]:self.begins[k + 1]], rollout_frame)
         return 0
 
     cdef dict write_actions(self, const Py_ssize_t[::1] envs, actions, uint32_t base,
@@ -2086,11 +2049,11 @@ cdef class Ledger:
                           None if options is None else options[i]) for i in range(envs.shape[0])]
             for of_env in arguments:
                 fit = fit and self.seeds.fits(of_env)
-        self.choose_frames(envs)
+        self.choose_frames(envs, -1)
         if not fit:
             late = self.send_arguments(envs, arguments, base)
         self.note_reset(envs, arguments, fit, repeat)
-        self.post(RESET, &envs[0], base, -1, True, late, None)
+        self.post(RESET, &envs[0], base, -1, late, None)
 
     cdef dict send_arguments(self, const Py_ssize_t[::1] envs, list arguments, uint32_t base):
         """Sends (seed, options) of resets, with the first request to each worker; returns these."""
@@ -2143,18 +2106,17 @@ cdef class Ledger:
             worker = self.entries[envs[self.begins[k]]].worker
             self.links.channels[worker].put(base + <uint32_t>k, packed[worker], descriptors)
         self.links.talking = True
-        self.post(COMMAND, &envs[0], base, -1, False, None, None)
+        self.post(COMMAND, &envs[0], base, -1, None, None)
 
     cdef int post(self, uint32_t operation, const Py_ssize_t *envs, uint32_t base,
-                  Py_ssize_t frame, bint aims, dict late, dict lasts) except -1:
+                  Py_ssize_t frame, dict late, dict lasts) except -1:
         """Commits the requests that were prepared, and rings the bell.
 
         Args:
             operation: What envs are asked.
             envs: The envs.
             base: The number of the first request.
-            frame: The frame for all results, already noted; -1: that of each env.
-            aims: Whether frames were chosen for the results of each env.
+            frame: The frame for all results, already noted; -1: the one chosen for each env.
             late: Requests whose message is on a channel.
             lasts: Last observations of envs whose episodes are broken.
         """
@@ -2177,9 +2139,9 @@ cdef class Ledger:
         for k in range(self.num_requests):
             first, count = envs[self.begins[k]], self.begins[k + 1] - self.begins[k]
             worker = self.entries[first].worker
-            if frame < 0 and aims:
+            if frame < 0 and operation != COMMAND:
                 for i in range(self.begins[k], self.begins[k + 1]):
-                    self.frames.aim_chosen(envs[i])
+                    self.frames.aim(envs[i], self.frames.chosen[envs[i]])
             if operation == STEP and self.is_broken(first):  # it is not asked
                 broken = broken or []
                 broken.append(first)

@@ -225,7 +225,7 @@ cdef class WorkerLoop:
         self.late = []
         self.failures = []
 
-    def take_rollouts(self, rollouts):
+    def set_rollouts(self, rollouts):
         """Frames that follow those in the segment, in place of any before."""
         self.rollouts = rollouts
 

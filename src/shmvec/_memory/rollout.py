@@ -75,10 +75,8 @@ class Rollout:
 
     def _check_goes_on(self, first: int, last: int) -> None:
         """Raises RuntimeError unless the last results are at an index of ``first`` to ``last``."""
-        frames = self._exchange.frames
-        if (
-            frames.rollouts is not self._results
-            or not self._first + first <= frames.away <= self._first + last
+        if not self._exchange.frames.in_rollout_frames(
+            self._results, self._first + first, self._first + last
         ):
             raise RuntimeError(
                 "this rollout cannot be continued: another one was begun, the envs were stepped "
@@ -103,13 +101,11 @@ class Rollout:
         self._exchange.ask(envs, actions, frame=frame, together=True)
         store(self._exchange.single_action_space, self.actions, (index, part), actions)
 
-    def meet(self, steps: int) -> None:
+    def set_steps(self, steps: int) -> None:
         """Notes that all envs have made so many steps, by :meth:`ask`."""
         self.steps = steps
-        frames = self._exchange.frames
-        frames.meet(self._first + steps)
         if steps == self.length:
-            frames.come_home()
+            self._exchange.frames.copy_back_from_rollout()
 
     def step(
         self, actions: Any, *, meanwhile: Callable[[], object] | None = None
@@ -259,7 +255,7 @@ class Rollouts:
             )
         # Cleared first: an interruption may leave workers with other memory than the parent.
         self._made = None
-        self._exchange.frames.take_rollouts(None)
+        self._exchange.frames.set_rollouts(None)
         nbytes = self._layout.results_nbytes(num_frames) + 2 * self._actions_nbytes(length)
         descriptor = reserve_memory(nbytes)
         try:
@@ -270,7 +266,7 @@ class Rollouts:
             self._exchange.share("rollout", (nbytes, num_frames), descriptor)
         finally:
             os.close(descriptor)
-        self._exchange.frames.take_rollouts(self._layout.results_in(memory, num_frames))
+        self._exchange.frames.set_rollouts(self._layout.results_in(memory, num_frames))
         self._made = length, pin
         self._part = 1
 

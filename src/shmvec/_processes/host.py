@@ -347,7 +347,7 @@ class EnvHost:
             open_log, *sizes = parts
             self._loop.take_log(open_log(self._layout, memory, *sizes))
         else:
-            self._loop.take_rollouts(self._layout.results_in(memory, *parts))
+            self._loop.set_rollouts(self._layout.results_in(memory, *parts))
 
     def _called(self, call: Call) -> Callable[[int], Result]:
         """A function that has an env carry out a call: it returns the value, and the error."""
