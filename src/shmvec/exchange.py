@@ -604,20 +604,14 @@ class Exchange(OwnsProcesses):
         ledger = self._ledger
         if ledger is None:
             ledger, _ = self._open()
-        _, results, rest = ledger.step_and_take(
-            self, envs, actions, frame, meanwhile, gather, arrays, within
+        return ledger.step_and_take(  # type: ignore[no-any-return]
+            self, actions, gather, envs, frame, last, arrays, meanwhile, within
         )
-        if rest is not None and rest[1]:
-            try:
-                self.raise_failures(rest[1])
-            except BaseException as error:
-                raise cut_traceback(error)  # noqa: B904  # the same error
-        if last or self.recycles:
-            self._end_step(last)
-        return results  # type: ignore[no-any-return]
 
-    @exclusive
-    def _end_step(self, last: bool) -> None:
+    def end_step(self, rest: tuple[Any, ...] | None, last: bool) -> None:
+        """Raises what envs have raised in a step, recycles workers, and ends a rollout."""
+        if rest is not None and rest[1]:
+            self.raise_failures(rest[1])
         if self.recycles:
             self._recycle(None)
         if last:

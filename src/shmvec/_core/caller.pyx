@@ -603,13 +603,8 @@ cdef class Links:
 
         The count of completions says when to read the rings; the rings say which requests are done.
         """
-        if self.inline is not None:
-            self.serve_here()
-            if self.num_processes == 0:
-                if not c.sv_completion_reached(self.answered(), target):
-                    raise RuntimeError("the segment is damaged: a request or its answer is lost")
-                self.publish()
-                return DONE
+        if self.num_processes == 0:  # all was served
+            raise RuntimeError("the segment is damaged: a request or its answer is lost")
         if (c.sv_completion_check(self.completion, target)
                 and c.sv_completion_reached(self.answered(), target)):
             return DONE
@@ -629,6 +624,7 @@ cdef class Links:
         finally:
             self.waiting = False
         self.check_open()
+        self.publish()
         self.enter(c.SV_TRACE_TAKE)
         return 0
 
@@ -1200,30 +1196,34 @@ cdef class Frames:
             observations = self.blocks.lend(block)
         else:
             observations = self.observe()
+        self.count_batch(None)
         if not self.several:
             return (observations, (<Pool>home.copies[0]).copy(), (<Pool>home.copies[1]).copy(),
                     (<Pool>home.copies[2]).copy(), infos)
         return (observations, *home.rewards_and_flags(self.rows), infos)
 
-    cdef tuple some(self, object envs):
-        """Results of some envs, in this order, and the lease if these are views."""
+    cdef tuple some(self, object envs, infos):
+        """The same of some envs, in this order; where they may be, the arrays are leased views."""
         cdef Py_ssize_t i
         cdef Py_ssize_t count = len(envs)
         cdef const Py_ssize_t[::1] row_of
+        cdef Lease lease = None
         if self.in_rollout():  # who fills a rollout reads it there; other calls get copies
-            return self.rollouts.gather(self.rollout_rows()[envs]), None
-        if not self.several:
-            return self.home.gather(envs), None
-        rows = np.asarray(self.rows)[envs]
-        row_of = rows
-        if self.leasing and count > 0:
+            results = self.rollouts.gather(self.rollout_rows()[envs])
+        elif not self.several:
+            results = self.home.gather(envs)
+        else:
+            rows = np.asarray(self.rows)[envs]
+            row_of = rows
             for i in range(1, count):
                 if row_of[i] != row_of[0] + i:
                     break
             else:
-                lease = self.home.lease(row_of[0], count)
-                return self.home.view(lease, (count,)), lease
-        return self.home.gather(rows), None
+                if self.leasing and count > 0:
+                    lease = self.home.lease(row_of[0], count)
+            results = self.home.gather(rows) if lease is None else self.home.view(lease, (count,))
+        self.count_batch(lease)
+        return (*results, infos)
 
     cdef int count_batch(self, Lease lease) except -1:
         """Notes a batch and its lease, if it has one; ends the lease of an older batch."""
@@ -1786,8 +1786,7 @@ cdef class Ledger:
 
     # ---- questions ---------------------------------------------------------------------------
 
-    @property
-    def num_unanswered(self):
+    cdef inline Py_ssize_t num_unanswered(self) noexcept:
         """The number of envs in flight that have not answered yet."""
         return self.num_in_flight - self.num_ready
 
@@ -1990,7 +1989,7 @@ cdef class Ledger:
         cdef Py_ssize_t i
         cdef Py_ssize_t k
         cdef list each
-        cdef dict left = {}
+        cdef dict left
         if self.encoders is not None:
             each = (<MessageCodec>self.actions).split(actions, envs.shape[0])
         else:
@@ -2001,6 +2000,7 @@ cdef class Ledger:
                 if not any_shape or not isinstance(self.actions, ActionCodec):
                     raise
                 each = list(error.actions.copy())  # copied, because envs may keep their actions
+        left = {}
         for k in range(self.num_requests):
             for i in range(self.begins[k], self.begins[k + 1]):
                 if self.encoders is None or not self.encode(
@@ -2272,13 +2272,14 @@ cdef class Ledger:
         cdef int64_t deadline_ns = -1  # no deadline; also if its nanoseconds do not fit
         if deadline is not None and deadline < FOR_EVER_S:
             deadline_ns = <int64_t>(deadline * 1e9)
-        if links.inline is not None and self.num_unanswered:
+        if links.inline is not None and self.num_unanswered() > 0:
             # First: else the caller would step its envs only when the others were not enough.
             links.serve_here()
         cdef int event = NO_EVENT
         if self.num_in_flight or links.down:  # first: a wait whose time is up looks nowhere else
             event = links.look_if_due()
-        if wanted >= 0:  # these may be there already, which costs less to see than to wait for
+        # Answers may be there already, which costs less to see than to wait for.
+        if wanted >= 0 or links.inline is not None:
             self.pop()
         while event == NO_EVENT or event == DONE:
             if self.failures:
@@ -2303,7 +2304,7 @@ cdef class Ledger:
         if envs is not None:
             return self.num_missing(envs)
         if wanted < 0:
-            return self.num_unanswered
+            return self.num_unanswered()
         return 0 if self.raised else wanted - self.num_ready
 
     cdef int wait_for_answers(self, Py_ssize_t wanted, int64_t deadline, bint requests) except -1:
@@ -2313,7 +2314,7 @@ cdef class Ledger:
         cdef c.sv_budget usual = links.waiter.budget
         if self.open_requests == 0:  # no answer would ever come
             raise RuntimeError("the segment is damaged: answers are lost")
-        if wanted >= self.num_unanswered:  # all that are in flight: usual, and as fast as can be
+        if wanted >= self.num_unanswered():  # all that are in flight: usual, and as fast as can be
             return links.wait_for(links.issued, deadline)
         if self.ranges_in_flight and not requests:  # one answer may be for many envs
             wanted = 1
@@ -2618,7 +2619,7 @@ cdef class Ledger:
         if failures and envs is not None:
             failures = [each for each in failures if each.env in envs]
         try:
-            results, lease = self.results_of(chosen, vector_env, everyone, arrays)
+            results = self.results_of(chosen, vector_env, everyone, arrays)
         except BaseException:
             self.postpone_reports(chosen.tolist())
             self.commit(view, num_taken, failures)
@@ -2629,21 +2630,22 @@ cdef class Ledger:
             values = {env: self.results[env].open() for env in taken if env in self.results}
             rest = reports, failures, values, self.unanswered
         self.commit(view, num_taken, failures)
-        self.frames.count_batch(lease)
         return chosen, results, rest
 
-    def step_and_take(self, exchange, envs, actions, Py_ssize_t rollout_frame, meanwhile,
-                      vector_env, bint arrays, within):
+    def step_and_take(self, exchange, actions, vector_env, envs, Py_ssize_t rollout_frame,
+                      bint last, bint arrays, meanwhile, within):
         """The calls of a batch step in one, under the guard: `step`, `wait` and `take`.
 
         Args:
-            exchange: Its `settle` waits for an abandoned call; its `handle` handles events.
-            envs: As for `step`.
-            actions: Likewise.
-            rollout_frame: Likewise.
-            meanwhile: Called while the envs step.
+            exchange: Its `settle` waits for an abandoned call; its `handle` handles events; its
+                `end_step` does what few steps need.
+            actions: As for `step`.
             vector_env: As for `take`.
-            arrays: Likewise.
+            envs: As for `step`.
+            rollout_frame: Likewise.
+            last: Whether that is the rollout's last frame.
+            arrays: As for `take`.
+            meanwhile: Called while the envs step.
             within: The loan under which this call is made.
         """
         cdef Guard guard = self.links.guard
@@ -2659,7 +2661,10 @@ cdef class Ledger:
             while event != DONE:
                 exchange.handle(event)
                 event = self.wait(-1, None, None)
-            return self.take(None, -1, vector_env, True, arrays)
+            _, results, rest = self.take(None, -1, vector_env, True, arrays)
+            if last or rest is not None or exchange.recycles:
+                exchange.end_step(rest, last)
+            return results
         except BaseException as error:
             guard.abandon_all()
             raise cut_traceback(error)
@@ -2667,7 +2672,7 @@ cdef class Ledger:
             guard.leave()
 
     cdef tuple results_of(self, object chosen, vector_env, bint everyone, bint arrays):
-        """(Four arrays of these envs, or of all, and infos), and the lease of views."""
+        """Four arrays of these envs, or of all, and infos."""
         cdef const Py_ssize_t *envs = <const Py_ssize_t *>data_of(chosen)
         cdef Py_ssize_t count = size_of(chosen)
         cdef Py_ssize_t i
@@ -2687,11 +2692,9 @@ cdef class Ledger:
             infos = {}
         # Only after the infos, with which observations come that are messages.
         if not arrays:
-            return (None, None, None, None, infos), None
-        if everyone:
-            return self.frames.all(infos), None
-        results, lease = self.frames.some(chosen)
-        return (*results, infos), lease
+            self.frames.count_batch(None)
+            return None, None, None, None, infos
+        return self.frames.all(infos) if everyone else self.frames.some(chosen, infos)
 
     cdef int commit(self, const Py_ssize_t *envs, Py_ssize_t count, list failures) except -1:
         """Notes that these envs and failures were taken."""
