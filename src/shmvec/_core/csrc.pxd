@@ -272,10 +272,6 @@ cdef extern from "fault.h" nogil:
 
 
 cdef extern from "segment.h" nogil:
-    enum:
-        SV_MAX_WORKERS
-        SV_MAX_ENVS
-
     ctypedef struct sv_segment_sizes:
         uint32_t num_workers
         uint32_t num_envs
