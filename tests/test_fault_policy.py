@@ -499,6 +499,9 @@ def test_a_restart_loses_nothing_that_it_has_opened_when_it_is_interrupted(conte
                 sys.setprofile(None)
             envs.step([0, 0])
             gc.collect()
+            until = time.monotonic() + DEADLINE  # its stderr is closed once its end was read
+            while len(os.listdir("/proc/self/fd")) != len(before[0]) and time.monotonic() < until:
+                time.sleep(0.01)
         assert last > 0 and len({len(descriptors) for descriptors in before}) == 1, before
 
 
