@@ -338,8 +338,8 @@ MISTAKES = r"""
 
 = nodes-write-ours src/shmvec/cluster/evaluation.py d2f55b2
   evaluations are exact :: cluster/test_evaluation_on_nodes.py
--        player.awaited = player.member.ask("play", list(map(copy.copy, share)), dict(how))
-+        player.awaited = player.member.ask("play", share, dict(how))
+-        players.ask(player, "play", list(map(copy.copy, share)), dict(how))
++        players.ask(player, "play", share, dict(how))
 
 = latest-may-be-slow src/shmvec/stats.py -
   a verdict names the straggler :: test_verdicts.py

@@ -1,6 +1,7 @@
 """``ClusterVectorEnv(local=True)``: the results of ``SyncVectorEnv``, however envs are spread."""
 
 import threading
+import time
 from contextlib import closing
 from functools import partial
 
@@ -15,7 +16,9 @@ from gymnasium.vector import SyncVectorEnv
 from tables import deep
 
 from shmvec.cluster import ClusterVectorEnv
-from shmvec.cluster.crew import LocalCrew, LocalMember, LocalTicket, Lost
+from shmvec.cluster.crew import LocalCrew
+from shmvec.cluster.fragments import pickled
+from shmvec.cluster.hosts import Ask, Host
 from shmvec.exchange import AutoresetMode
 from shmvec.faults import FaultPolicy, TooManyFaultsError, WorkerCrashError, restart_seed
 
@@ -116,9 +119,9 @@ def test_actions_of_several_parts(space):
 @pytest.mark.deep
 def test_what_is_sent_is_begun_before_it_is_waited_for(monkeypatch):
     """What a learner does between ``send`` and ``recv``, it does while envs step."""
-    ours, asked, ask = vector_env(), [], LocalMember.ask
+    ours, asked, ask = vector_env(), [], LocalCrew.ask
     ours.reset(seed=3)
-    monkeypatch.setattr(LocalMember, "ask", lambda *args: (asked.append(args[1]), ask(*args))[1])
+    monkeypatch.setattr(LocalCrew, "ask", lambda *args: (asked.append(args[2]), ask(*args))[1])
     ours.send([1, 1], [0, 4])
     assert asked == ["begin", "begin"]
     ours.send([1, 1, 1], [3, 2, 1])
@@ -150,13 +153,13 @@ def test_calls():
 
 def lose_next(monkeypatch):
     """The next answer of a host is lost, with the host."""
-    do = LocalMember.do
+    result = LocalCrew.result
 
-    def lost(member, until):
-        monkeypatch.setattr(LocalMember, "do", do)
-        raise Lost("it was unplugged")
+    def lost(crew, call):
+        monkeypatch.setattr(LocalCrew, "result", result)
+        unplugged.lost(crew, call)
 
-    monkeypatch.setattr(LocalMember, "do", lost)
+    monkeypatch.setattr(LocalCrew, "result", lost)
 
 
 def test_a_lost_node_is_a_fault_of_its_envs(monkeypatch):
@@ -213,19 +216,32 @@ def test_a_node_that_is_lost_in_a_reset_begins_with_another_seed(monkeypatch):
 
 @pytest.mark.deep
 def test_hosts_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch):
-    monkeypatch.setattr("shmvec.cluster.vector_env.RayCrew", unplugged.Nodes)
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", unplugged.Nodes)
     env_fns = cartpoles(4)
     ours, theirs = ClusterVectorEnv(env_fns, num_workers=0), SyncVectorEnv(env_fns)
-    assert unplugged.TRIED == [*"abababa"]
+    assert unplugged.TRIED == [*"abbba"]
     assert same(ours.reset(seed=3), theirs.reset(seed=3))
     ours.close()
     theirs.close()
     with pytest.raises(
         RuntimeError,
-        match=r"has no node left, after 3 tries, for a host, which needs 1 CPUs: there is .*; the "
-        r"host of envs 0 to 1, on somewhere, was lost as it started: it was unplugged",
+        match=r"3 hosts were lost one after the other, the last one on a node .*: it was unplugged",
     ):
         ClusterVectorEnv(env_fns, num_workers=0, num_hosts=2)
+
+
+@pytest.mark.deep
+def test_a_host_does_not_wait_for_an_env_that_hangs_as_it_is_closed(monkeypatch):
+    class Hanging(gym.Wrapper):
+        def step(self, action):
+            time.sleep(600)
+
+    monkeypatch.setattr("shmvec.cluster.hosts.CLOSE_S", 0.2)
+    functions = pickled("env_fns", [lambda: Hanging(gym.make("CartPole-v1"))])
+    host = Host(functions, range(1), {"num_workers": 1})
+    host.turn([Ask(0, True)], 1)
+    host.begin([Ask(0, False, 1)])
+    host.close()
 
 
 @pytest.mark.deep
@@ -282,7 +298,7 @@ def test_shares_of_nodes(monkeypatch):
             Counting.hosts += 1
             return super().start(*args, **where)
 
-    monkeypatch.setattr("shmvec.cluster.vector_env.RayCrew", Counting)
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", Counting)
     ours = ClusterVectorEnv(
         [lambda: gym.make("CartPole-v1")] * 10, cpus_per_host=0.1, num_workers=0
     )
@@ -307,7 +323,7 @@ def test_ctrl_c_while_it_waits_and_while_it_notes_answers(monkeypatch):
     observations, *_, infos = ours.recv()
     np.testing.assert_array_equal(observations, theirs.step([1] * 5)[0][infos["env_id"]])
     assert same(ours.step([0] * 5), theirs.step([0] * 5))
-    monkeypatch.setattr(LocalTicket, "result", interrupt)  # the answer is lost
+    monkeypatch.setattr(LocalCrew, "result", interrupt)  # the answer is lost
     with pytest.raises(KeyboardInterrupt):
         ours.step([1] * 5)
     assert ours.closed
@@ -316,7 +332,7 @@ def test_ctrl_c_while_it_waits_and_while_it_notes_answers(monkeypatch):
 
 @pytest.mark.deep
 def test_what_cannot_be_pickled_is_named_before_a_cluster_is_needed(monkeypatch):
-    monkeypatch.setattr("shmvec.cluster.vector_env.RayCrew", pytest.fail)
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", pytest.fail)
     lock = threading.Lock()
     with pytest.raises(TypeError, match="env_fns cannot be pickled"):
         ClusterVectorEnv([lambda: lock])

@@ -14,7 +14,7 @@ from tables import deep
 
 import shmvec
 from shmvec.cluster import Collector
-from shmvec.cluster.crew import LocalCrew, LocalMember, Lost, Node
+from shmvec.cluster.crew import LocalCrew, Node
 from shmvec.cluster.fragments import cores_of
 from shmvec.exchange import AutoresetMode
 
@@ -187,7 +187,7 @@ def test_what_is_closed_is_closed():
 def test_the_log_says_what_has_started(caplog):
     with caplog.at_level("INFO", "shmvec.cluster"), collector() as made:
         next(made)
-    assert "runner 0 on this process has started: 3 envs, 1 workers" in caplog.text
+    assert "runner 0, on this process, has started" in caplog.text
 
 
 @pytest.mark.deep
@@ -242,31 +242,31 @@ def test_a_node_where_no_runner_lives_ends_what_is_ordered(monkeypatch):
         def nodes(self):
             return [Node(name, name, 1.0, 0.0) for name in "ab"]
 
-    do = LocalMember.do
+    result = LocalCrew.result
 
-    def lost(member, until):
-        if member.name != "runner 0":
-            raise Lost("it was unplugged")
-        do(member, until)
+    def lost(crew, call):
+        if call.args[0].name != "runner 0":
+            unplugged.lost(crew, call)
+        return result(crew, call)
 
-    monkeypatch.setattr("shmvec.cluster.collector.RayCrew", Nodes)
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", Nodes)
     with collector(local=False, ordered=True) as made:
         next(made)
-        monkeypatch.setattr(LocalMember, "do", lost)
-        with pytest.raises(RuntimeError, match=r"lost one after the other .*: it was unplugged"):
+        monkeypatch.setattr(LocalCrew, "result", lost)
+        with pytest.raises(RuntimeError, match=r"lost one after the other, .*: it was unplugged"):
             next(made)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("ordered", [False, True])
 def test_runners_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch, caplog, ordered):
-    monkeypatch.setattr("shmvec.cluster.collector.RayCrew", unplugged.Nodes)
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", unplugged.Nodes)
     with collector(local=False, ordered=ordered) as made:
         assert unplugged.TRIED == [*"abbb"]
         assert [next(made).runner for _ in range(2)] == [0, 0]
     assert "no runner is started on node b again" in caplog.text
     with pytest.raises(
-        RuntimeError, match=r"3 runners were lost one .*, the last one on somewhere: it was unpl"
+        RuntimeError, match=r"3 runners were lost one .*, the last one on a node .*: it was unpl"
     ):
         collector(local=False, num_runners=1)
 
@@ -274,19 +274,16 @@ def test_runners_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch, 
 @pytest.mark.deep
 @pytest.mark.parametrize("ordered", [False, True])
 def test_ctrl_c_as_a_runner_is_lost_leaves_its_place_to_another(monkeypatch, ordered):
-    def lost(member, until):
-        raise Lost("it was unplugged")
-
-    def ends(member):
+    def ends(crew, actor):
         monkeypatch.undo()
-        member.end()
+        crew.end(actor)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shmvec.cluster.collector.RayCrew", lambda options: LocalCrew())
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: LocalCrew())
     with collector(local=False, ordered=ordered) as made:
         next(made)
-        monkeypatch.setattr(LocalMember, "do", lost)
-        monkeypatch.setattr(LocalMember, "end", ends)
+        monkeypatch.setattr(LocalCrew, "result", unplugged.lost)
+        monkeypatch.setattr(LocalCrew, "end", ends)
         with pytest.raises(KeyboardInterrupt):
             next(made)
         assert next(made).runner == 1
@@ -295,8 +292,8 @@ def test_ctrl_c_as_a_runner_is_lost_leaves_its_place_to_another(monkeypatch, ord
 @pytest.mark.deep
 def test_what_is_dropped_ends_at_once(monkeypatch):
     """Else an idle process of Ray's would keep runners, and their CPUs, until it ends."""
-    ended, end = [], LocalMember.end
-    monkeypatch.setattr(LocalMember, "end", lambda member: (ended.append(member), end(member)))
+    ended, end = [], LocalCrew.end
+    monkeypatch.setattr(LocalCrew, "end", lambda *args: (ended.append(args[1]), end(*args)))
     gc.disable()
     try:
         made = collector(num_runners=2)
@@ -332,14 +329,14 @@ def test_shares_of_nodes(monkeypatch, options, cpus):
         def nodes(self):
             return [Node("a", "a", 8.0, 2.0), Node("b", "b", 3.0, 0.0)]
 
-        def start(self, *args, cpus, **where):
+        def start(self, name, node, cpus, gpus):
             asked.append(cpus)
-            return super().start(*args, cpus=cpus, **where)
+            return super().start(name, node, cpus, gpus)
 
         def ready(self, tickets, timeout):
             raise Enough
 
-    monkeypatch.setattr("shmvec.cluster.collector.RayCrew", Nodes)
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", Nodes)
     with pytest.raises(Enough):
         collector(local=False, **options)
     assert asked == cpus
@@ -391,7 +388,7 @@ def test_spaces_that_differ():
 
     builtins.made_by_test = make
     try:
-        with pytest.raises(RuntimeError, match=r"runner 1 on this process have the single_obs"):
+        with pytest.raises(RuntimeError, match="runner 1, on this process, have the spaces"):
             collector(lambda: __import__("builtins").made_by_test(), num_runners=2)
     finally:
         del builtins.made_by_test

@@ -18,7 +18,7 @@ from short_walks import (
 )
 
 import shmvec
-from shmvec.cluster.crew import LocalCrew, LocalMember, Lost, Node
+from shmvec.cluster.crew import LocalCrew, Lost, Node
 from shmvec.cluster.evaluation import Player
 
 
@@ -35,29 +35,25 @@ def balance(observations, env_ids):
 
 @pytest.mark.deep
 def test_what_the_last_node_was_lost_of_is_said(monkeypatch):
-    def lost(member, until):
-        raise Lost("it was unplugged")
-
-    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: LocalCrew())
-    monkeypatch.setattr(LocalMember, "do", lost)
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: LocalCrew())
+    monkeypatch.setattr(LocalCrew, "result", unplugged.lost)
     with pytest.raises(
         RuntimeError,
-        match=r"no node left to play episodes on: there is this process; the player on this "
-        r"process was lost: it was unplugged",
+        match=r"3 players were lost one after the other, the last one on this process: it was unp",
     ):
         shmvec.evaluate("CartPole-v1", balance, 4, cluster=True)
 
 
 @pytest.mark.deep
 def test_a_player_that_is_lost_is_started_again_a_few_times(monkeypatch):
-    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", unplugged.Nodes)
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", unplugged.Nodes)
     monkeypatch.setattr(LocalCrew, "ready", lambda crew, tickets, timeout: list(tickets))
     assert shmvec.evaluate("CartPole-v1", balance, 200, num_envs=1, cluster=True).steps > 0
     assert unplugged.TRIED == [*"abbb"]
 
 
 def test_a_suite_on_nodes_has_the_same_numbers(monkeypatch, tmp_path):
-    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Two())
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: Two())
     suite = {"a": Walk, "b": lengthened(9), "wide": Wide}
     here = shmvec.evaluate(suite, act, 9, seeds=3)
     record = tmp_path / "run.jsonl"
@@ -73,7 +69,7 @@ def test_a_suite_on_nodes_has_the_same_numbers(monkeypatch, tmp_path):
 @pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_a_task_that_fails_on_nodes_is_given_up(monkeypatch):
-    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: LocalCrew())
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: LocalCrew())
     suite = {"bad": Broken, "good": Walk}
     result = shmvec.evaluate(suite, act, 5, seeds=3, cluster=True, max_envs=2, retries=0)
     assert result.failures == {"bad": "OSError: no assets"}
@@ -96,7 +92,7 @@ def test_a_node_that_is_lost_costs_a_suite_what_it_had_under_way(monkeypatch, tm
         time.sleep(0.005)
         return act(observations, env_ids)
 
-    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Two())
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: Two())
     monkeypatch.setattr(Player, "play", lost_once)
     suite = {"a": lengthened(50), "b": lengthened(40)}
     seen = []
@@ -114,7 +110,7 @@ def test_a_node_that_is_lost_costs_a_suite_what_it_had_under_way(monkeypatch, tm
 @pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_a_task_of_which_a_node_can_build_only_one_env(monkeypatch, tmp_path):
-    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Two())
+    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: Two())
     suite = {"a": partial(Alone, tmp_path), "b": partial(Slow, 0.02)}
     result = shmvec.evaluate(suite, act, 20, seeds=3, cluster=True, max_envs=2)
     expected = [row[:4] for row in one_after_the_other(Walk, range(3, 23))]

@@ -99,7 +99,7 @@ def actors():
     for path in Path("/proc").glob("[0-9]*"):
         try:
             command = (path / "cmdline").read_bytes()
-            if b"ray::Actor" in command and folder in (path / "environ").read_bytes():
+            if b"ray::RayActor" in command and folder in (path / "environ").read_bytes():
                 found[path.name] = command
         except OSError:
             pass  # it has gone meanwhile

@@ -1,8 +1,15 @@
 """Nodes in this process, on some of which whatever is started is lost."""
 
-from shmvec.cluster.crew import LocalCrew, Lost, Node
+from shmvec.cluster.crew import Actor, LocalCrew, Lost, Node
 
 TRIED = []  # names of the nodes on which something was started; None: anywhere
+
+
+class Unplugged(Actor):
+    """An actor that is lost as it starts."""
+
+    def call(self, method, *args):
+        raise Lost("it was unplugged")
 
 
 class Nodes(LocalCrew):
@@ -14,13 +21,11 @@ class Nodes(LocalCrew):
     def nodes(self):
         return [Node(name, f"node {name}", 1.0, 0.0) for name in "ab"]
 
-    def start(self, *args, node, **share):
+    def start(self, name, node, cpus, gpus):
         TRIED.append(node and node.id)
-        member, ticket = super().start(*args, node=node, **share)
-        if TRIED[-1] != "a":
-            member.make = self.lose
-            member.where = lambda: node.name if node else "somewhere"
-        return member, ticket
+        return (Actor if TRIED[-1] == "a" else Unplugged)(name)
 
-    def lose(self, *_):
-        raise Lost("it was unplugged")
+
+def lost(crew, call):
+    """In place of ``LocalCrew.result``."""
+    raise Lost("it was unplugged")

@@ -1,4 +1,4 @@
-"""A crew: objects that carry out calls, in this process or, as Ray's actors, on nodes.
+"""A crew: actors, each of which has an object, in this process or, by Ray, on nodes.
 
 The caller need not know which. This module has the interface of both, and the crew in this process:
 it makes a call when the call's result is asked for, in an order that does not depend on time.
@@ -6,38 +6,20 @@ it makes a call when the call's result is asked for, in an order that does not d
 
 from __future__ import annotations
 
-import math
 import pickle
-import time
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import cloudpickle
 
-__all__ = [
-    "SLICE_S",
-    "TRIES",
-    "Crew",
-    "LocalCrew",
-    "Lost",
-    "Member",
-    "Node",
-    "Ticket",
-    "coming",
-    "dismiss",
-    "how_often",
-]
-
-SLICE_S = 0.2  # of a wait, between two checks for signals
-TRIES = 3  # members that may be lost as they start in one place, before it is left out
-_CLOSE_S = 5.0  # for members to close
+__all__ = ["Actor", "Crew", "LocalCrew", "Lost", "Node"]
 
 
 class Lost(Exception):
-    """A member is gone, and with it all calls it was asked to make; the message says why."""
+    """An actor is gone, and with it all calls that it was asked for; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +29,8 @@ class Node:
     Attributes:
         id: The node's id, which no other node ever has.
         name: The node's name in messages.
-        cpus: Number of CPUs that members may have there.
-        gpus: Number of GPUs that members may have there.
+        cpus: Number of CPUs that actors may have there.
+        gpus: Number of GPUs that actors may have there.
     """
 
     id: str
@@ -57,46 +39,38 @@ class Node:
     gpus: float = field(compare=False)
 
 
-class Ticket(ABC):
-    """A call that a member was asked to make."""
+class Actor:
+    """Holds an object, and calls its methods.
 
-    @abstractmethod
-    def result(self) -> Any:
-        """Waits for the call, and returns what it returned.
+    Attributes:
+        name: The actor's name, for messages.
+        object: The object; None before it is made, and once it is closed.
+    """
 
-        Raises:
-            Lost: The member is gone.
-            Exception: What the call raised.
-        """
+    def __init__(self, name: str) -> None:
+        """Takes the actor's name, for messages."""
+        self.name = name
+        self.object: Any = None
 
-
-class Member(ABC):
-    """An object of the crew, in this process or on a node."""
-
-    @abstractmethod
-    def where(self) -> str:
-        """The node that the member is on, for messages."""
-
-    @abstractmethod
-    def ask(self, method: str, *args: Any) -> Ticket:
-        """Asks the object to call a method, after all earlier requests; does not wait."""
-
-    @abstractmethod
-    def finish(self, asked: Iterable[Ticket]) -> Ticket:
-        """Asks the object to close; discards earlier requests that it has not begun."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """Ends the member at once."""
+    def call(self, method: str, *args: Any) -> Any:
+        """Calls a method of the object; "make" makes it by a function, and calls ``report``."""
+        if method == "make":
+            function, *args = args  # type: ignore[assignment]
+            self.object = function(*args)
+            return self.object.report()
+        called = self.object
+        if method == "close":
+            self.object = None
+        return getattr(called, method)(*args)
 
 
 class Crew(ABC):
-    """The place where members are made: this process, or nodes joined by Ray."""
+    """The place where actors are: this process, or nodes joined by Ray."""
 
     @property
     @abstractmethod
     def gone(self) -> bool:
-        """Whether Ray was shut down, and all members with it."""
+        """Whether Ray was shut down, and all actors with it."""
 
     @abstractmethod
     def nodes(self) -> list[Node]:
@@ -108,94 +82,61 @@ class Crew(ABC):
 
     @abstractmethod
     def put(self, value: Any) -> Any:
-        """Copies a value, as it is now, for use as an argument of ``start``."""
+        """Copies a value, as it is now, for use as an argument of calls."""
 
     @abstractmethod
-    def start(
-        self, name: str, factory: Any, *args: Any, node: Node | None, cpus: float, gpus: float
-    ) -> tuple[Member, Ticket]:
-        """Begins to make an object, and does not wait.
+    def start(self, name: str, node: Node | None, cpus: float, gpus: float) -> Any:
+        """Starts an actor, and does not wait.
 
         Args:
-            name: The member's name, for messages.
-            factory: The result of ``put`` for a function that returns the object.
-            *args: Arguments of that function.
-            node: Node to make it on. None: any that has room; members spread over all.
-            cpus: Number of CPUs that are reserved for the member.
-            gpus: Number of GPUs that are reserved for the member.
-
-        Returns:
-            The member, and a ticket for what the object's method ``report`` returns.
+            name: The actor's name, for messages.
+            node: Node to start it on. None: any that has room; actors spread over all.
+            cpus: Number of CPUs that are reserved for it.
+            gpus: Number of GPUs that are reserved for it.
         """
 
     @abstractmethod
-    def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
-        """Waits until a call is done; returns the tickets of all that are, none once time is up."""
+    def ask(self, actor: Any, method: str, *args: Any) -> Any:
+        """Asks for a call of ``Actor.call``, after all earlier ones; returns a key of the call."""
+
+    @abstractmethod
+    def ready(self, calls: Sequence[Any], timeout: float) -> list[Any]:
+        """Waits until a call is done; returns all that are, none once the time is up."""
+
+    @abstractmethod
+    def result(self, call: Any) -> tuple[str, Any]:
+        """Waits for a call; returns the node it was made on, for messages, and its result.
+
+        Raises:
+            Lost: The actor is gone.
+            Exception: What the call raised.
+        """
+
+    @abstractmethod
+    def cancel(self, calls: Iterable[Any]) -> None:
+        """Discards calls, as far as they are not begun."""
+
+    @abstractmethod
+    def end(self, actor: Any) -> None:
+        """Ends an actor at once."""
 
 
-def how_often(share: float, whole: float) -> int:
-    """How often a share fits into the whole, rounding errors aside: 0.1 fits into 1 ten times."""
-    return math.floor(whole / share + 1e-9)
-
-
-def coming(crew: Crew, tickets: Iterable[Ticket], timeout: float = math.inf) -> Iterator[Ticket]:
-    """Yields each ticket as soon as its call is done, until none is left or the time is up."""
-    waiting, deadline = list(tickets), time.monotonic() + timeout
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        for ticket in crew.ready(waiting, min(left, SLICE_S)):
-            waiting.remove(ticket)
-            yield ticket
-
-
-def dismiss(
-    crew: Crew, members: Sequence[tuple[Member, Iterable[Ticket] | None]]
-) -> list[Exception]:
-    """Closes and ends members; returns what closing them has raised.
-
-    Args:
-        crew: The crew that made them.
-        members: The members, each with its pending calls, which are discarded; or with None, if it
-            is still being made: it is ended without being closed.
-    """
-    failures: list[Exception] = []
-    if crew.gone:
-        return failures
-    try:
-        closing = [member.finish(asked) for member, asked in members if asked is not None]
-        for ticket in coming(crew, closing, _CLOSE_S):
-            try:
-                ticket.result()
-            except Lost:
-                pass
-            except Exception as error:
-                failures.append(error)
-    finally:
-        for member, _ in members:
-            member.end()
-    return failures
-
-
-@dataclass(frozen=True)
 class Packed:
-    """A pickled value, and its arrays as bytes; in the unpickled value they are read-only."""
+    """A pickled value, as it would be on another node."""
 
-    content: bytes
-    buffers: tuple[bytes, ...]
+    def __init__(self, value: Any) -> None:
+        """Pickles the value."""
+        buffers: list[pickle.PickleBuffer] = []
+        self._content = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        self._buffers = [buffer.raw().tobytes() for buffer in buffers]
 
     def open(self) -> Any:
-        """Unpickles the value; each call returns a new one."""
-        return pickle.loads(self.content, buffers=self.buffers)
-
-
-def packed(value: Any) -> Packed:
-    """Pickles a value in the way that it would be for another node."""
-    buffers: list[pickle.PickleBuffer] = []
-    content = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    return Packed(content, tuple(buffer.raw().tobytes() for buffer in buffers))
+        """Unpickles the value; each call returns a new one, whose arrays are read-only."""
+        return pickle.loads(self._content, buffers=self._buffers)
 
 
 class LocalCrew(Crew):
-    """Objects in this process."""
+    """Actors in this process."""
 
     HERE = Node("here", "this process", 1, 0)
     gone = False
@@ -210,99 +151,33 @@ class LocalCrew(Crew):
 
     def put(self, value: Any) -> Packed:
         """The value, pickled as for another node."""
-        return packed(value)
+        return Packed(value)
 
-    def start(
-        self, name: str, factory: Any, *args: Any, node: Node | None, cpus: float, gpus: float
-    ) -> tuple[Member, Ticket]:
-        """Queues the making of an object, which its ticket's ``result`` does."""
-        member = LocalMember(name)
-        return member, member.asked(lambda: member.make(_opened(factory), *map(_opened, args)))
+    def start(self, name: str, node: Node | None, cpus: float, gpus: float) -> Actor:
+        """An actor."""
+        return Actor(name)
 
-    def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
-        """The first ticket, whose call is made when its result is asked for."""
-        return list(tickets[:1])
+    def ask(self, actor: Actor, method: str, *args: Any) -> Callable[[], Any]:
+        """Returns a function that makes the call."""
+        return partial(self._call, actor, method, *args)
 
+    def _call(self, actor: Actor, method: str, *args: Any) -> Any:
+        return actor.call(
+            method, *(each.open() if isinstance(each, Packed) else each for each in args)
+        )
 
-class LocalMember(Member):
-    """An object in this process, and the calls that it was asked to make.
+    def ready(self, calls: Sequence[Any], timeout: float) -> list[Any]:
+        """The first call, which is made when its result is asked for."""
+        return list(calls[:1])
 
-    Attributes:
-        name: The member's name, for messages.
-    """
+    def result(self, call: Callable[[], Any]) -> tuple[str, Any]:
+        """Makes the call; its result is a read-only copy, as it would come from another node."""
+        return self.HERE.name, Packed(call()).open()
 
-    def __init__(self, name: str) -> None:
-        """Takes the member's name, for messages."""
-        self.name = name
-        self._held: Any = None
-        self._todo: deque[LocalTicket] = deque()
+    def cancel(self, calls: Iterable[Any]) -> None:
+        """A call whose result nobody asks for is not made."""
 
-    def make(self, factory: Callable[..., Any], *args: Any) -> Any:
-        """Makes the object, and returns its report."""
-        self._held = factory(*args)
-        return self._held.report()
-
-    def where(self) -> str:
-        """In this process."""
-        return LocalCrew.HERE.name
-
-    def ask(self, method: str, *args: Any) -> Ticket:
-        """Queues the call of a method of the object."""
-        return self.asked(lambda: getattr(self._held, method)(*map(_opened, args)))
-
-    def asked(self, call: Callable[[], Any]) -> LocalTicket:
-        """Queues a call; returns its ticket."""
-        ticket = LocalTicket(self, call)
-        self._todo.append(ticket)
-        return ticket
-
-    def do(self, until: LocalTicket) -> None:
-        """Makes the queued calls, up to this one."""
-        while not until.done:
-            if not self._todo[0].done:  # else Ctrl-C came between the call and its removal
-                self._todo[0].call()
-            self._todo.popleft()
-
-    def finish(self, asked: Iterable[Ticket]) -> Ticket:
-        """Discards the queued calls, and queues the object's ``close``."""
-        self._todo.clear()
-        held, self._held = self._held, None
-        return self.asked(held.close)
-
-    def end(self) -> None:
+    def end(self, actor: Actor) -> None:
         """Closes the object, if it is open."""
-        if self._held is not None:
-            held, self._held = self._held, None
-            held.close()
-
-
-class LocalTicket(Ticket):
-    """A call that is made when its result is wanted."""
-
-    def __init__(self, member: LocalMember, call: Callable[[], Any]) -> None:
-        """Takes the member that makes the call, and the call."""
-        self._member = member
-        self._call = call
-        self._answer: Packed | None = None
-        self._failure: Exception | None = None
-        self.done = False
-
-    def call(self) -> None:
-        """Makes the call."""
-        try:
-            self._answer = packed(self._call())
-        except Exception as error:  # the call is done; later calls are made
-            self._failure = error
-        self.done = True
-
-    def result(self) -> Any:
-        """What the call returns: a read-only copy, as it would come from another node."""
-        self._member.do(self)
-        if self._failure is not None:
-            raise self._failure
-        assert self._answer is not None
-        return self._answer.open()
-
-
-def _opened(value: Any) -> Any:
-    return value.open() if isinstance(value, Packed) else value
+        if actor.object is not None:
+            actor.call("close")

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import copy
-import math
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from shmvec.cluster.crew import SLICE_S, TRIES, Crew, Lost, Member, Node, Ticket, dismiss
+from shmvec.cluster.crew import Lost
 from shmvec.cluster.fragments import opened, pickled
-from shmvec.cluster.ray_crew import RayCrew
+from shmvec.cluster.hirings import Hiring, Hirings
 
 __all__ = ["play_on_nodes"]
 
 # Episodes that are over, the number of steps made, and why tasks are given up.
 Played: TypeAlias = tuple[list[Any], int, dict[str, str]]
-
-_ROOM_S = 120.0  # for the first node to have room
 
 
 class Player:
@@ -54,13 +50,9 @@ class Player:
 
 
 @dataclass(eq=False)
-class _Hired:
-    """The caller's record of a player on a node."""
+class _Player(Hiring):
+    """The caller's record of a node's player, whose report is its number of envs."""
 
-    node: Node
-    member: Member
-    awaited: Ticket | None  # first the one for its start
-    num_envs: int = 0  # 0 until it has started
     playing: list[Any] = field(default_factory=list)
 
 
@@ -102,76 +94,41 @@ def play_on_nodes(
         pickled("policy", policy),
         pickled("evaluation", play),
     )
-    crew = RayCrew(actor_options)
-    made = tuple(map(crew.put, content))
-    players: list[_Hired] = []
-    tried: Counter[Node] = Counter()
-
-    def hire() -> None:
-        """Begins to start a player on each node that has none, unless too many were lost there."""
-        for node in crew.nodes():
-            cpus, taken = math.floor(node.cpus), any(player.node == node for player in players)
-            if cpus and not taken and tried[node] < TRIES:
-                tried[node] += 1
-                name = f"evaluation on {node.name}"
-                begun = crew.start(name, Player, *made, node=node, cpus=cpus, gpus=0.0)
-                players.append(_Hired(node, *begun))
-
+    players = Hirings(_Player, "player", options=actor_options)
+    made = tuple(map(players.crew.put, content))
+    players.places = players.on_nodes()
     try:
-        hire()
         given_up = {} if given_up is None else given_up
-        return _play(crew, players, hire, deque(episodes), how, finished, given_up)
+        return _play(players, made, deque(episodes), how, finished, given_up)
     finally:
-        dismiss(
-            crew,
-            [
-                (each.member, ([each.awaited] if each.awaited else []) if each.num_envs else None)
-                for each in players
-            ],
-        )
+        players.close()
 
 
 def _play(
-    crew: Crew,
-    players: list[_Hired],
-    hire: Callable[[], None],
+    players: Hirings[_Player],
+    made: tuple[Any, ...],
     waiting: deque[Any],
     how: Mapping[str, Any],
     finished: Callable[[Any], object],
     given_up: dict[str, str],
 ) -> int:
     steps = 0
-    lost = ""
-    deadline = time.monotonic() + _ROOM_S
-    while waiting or any(player.playing for player in players):
-        awaited = {player.awaited: player for player in players if player.awaited is not None}
-        if not awaited:
-            raise RuntimeError(
-                f"the cluster has no node left to play episodes on: there is {crew.room()}{lost}"
-            )
-        if time.monotonic() > deadline and not any(player.num_envs for player in players):
-            raise RuntimeError(
-                f"an evaluation needs all CPUs of a node, or num_cpus of actor_options, and none "
-                f"has had these free within {_ROOM_S:g} s: there is {crew.room()}{lost}"
-            )
-        for ticket in crew.ready(list(awaited), SLICE_S):
-            player = awaited[ticket]
-            player.awaited = None
+    while waiting or any(player.playing for player in players.places):
+        players.fill(lambda player: ("player", Player, *made))
+        for player in players.wait(players.places):
+            has_started = player.report is not None
             try:
-                result = ticket.result()
+                result = players.take(player)
             except Lost as error:
-                lost = f"; the player on {player.member.where()} was lost: {error}"
                 for episode in reversed(player.playing):
                     episode.repeats += 1
                     waiting.appendleft(episode)
-                players.remove(player)
-                player.member.end()
-                hire()
-                deadline = time.monotonic() + _ROOM_S
+                player.playing.clear()
+                players.lose(player, error)
                 continue
-            if player.num_envs:
-                over, made, failures = result
-                steps += made
+            if has_started:
+                over, made_steps, failures = result
+                steps += made_steps
                 by_key = {(episode.task, episode.number): episode for episode in player.playing}
                 for played in over:
                     episode = by_key.pop((played.task, played.number))
@@ -182,11 +139,8 @@ def _play(
                 for _ in range(len(waiting)):
                     if (episode := waiting.popleft()).task not in given_up:
                         waiting.append(episode)
-            else:
-                player.num_envs = result
-            _give(player, players, waiting, how)
-        for player in players:  # idle players play the episodes that were lost with another one
-            if player.awaited is None and waiting:
+        for player in players.places:
+            if player.report is not None and not player.calls:
                 _give(player, players, waiting, how)
     return steps
 
@@ -199,14 +153,14 @@ def _note(episode: Any, played: Any) -> None:
 
 
 def _give(
-    player: _Hired, players: Sequence[_Hired], waiting: deque[Any], how: Mapping[str, Any]
+    player: _Player, players: Hirings[_Player], waiting: deque[Any], how: Mapping[str, Any]
 ) -> None:
     """Gives a node its share of half of the episodes left, at least as many as it has envs."""
     share: list[Any] = []
-    if len(player.playing) < player.num_envs:
-        size = max(player.num_envs, len(waiting) // (2 * len(players)))
+    if len(player.playing) < player.report:
+        size = max(player.report, len(waiting) // (2 * len(players.places)))
         share = [waiting.popleft() for _ in range(min(size, len(waiting)))]
         player.playing += share
     if player.playing:
-        # Copies, because a member in this process would write into the caller's own.
-        player.awaited = player.member.ask("play", list(map(copy.copy, share)), dict(how))
+        # Copies, because an actor in this process would write into the caller's own.
+        players.ask(player, "play", list(map(copy.copy, share)), dict(how))

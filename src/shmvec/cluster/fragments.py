@@ -86,12 +86,9 @@ def _nbytes(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Report:
-    """A runner's description of its envs, once it has started."""
+    """A runner's description of its envs and its policy, once it has started."""
 
-    single_observation_space: gym.Space[Any]
-    single_action_space: gym.Space[Any]
-    num_envs: int
-    num_workers: int
+    spaces: tuple[gym.Space[Any], gym.Space[Any]]
     takes_weights: bool
 
 
@@ -224,10 +221,7 @@ class Runner:
         """Describes the envs to the learner."""
         envs = self._envs
         return Report(
-            envs.single_observation_space,
-            envs.single_action_space,
-            envs.num_envs,
-            envs.num_workers,
+            (envs.single_observation_space, envs.single_action_space),
             callable(getattr(self._policy, "set_weights", None)),
         )
 

@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from shmvec.cluster.fragments import opened
+from shmvec.cluster.hirings import CLOSE_S
 from shmvec.spaces import batched
 from shmvec.vector_env import ShmVectorEnv, StepResults
 
@@ -106,8 +107,8 @@ class Host:
         self._envs.set_attr(name, values)
 
     def close(self) -> None:
-        """Closes the envs."""
-        self._envs.close()
+        """Closes the envs; those that hang are ended."""
+        self._envs.close(timeout=CLOSE_S)
 
 
 def together(

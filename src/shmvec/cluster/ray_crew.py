@@ -1,4 +1,4 @@
-"""The crew on the nodes of a cluster of Ray's: each member is an actor."""
+"""The crew on the nodes of a cluster of Ray's."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from shmvec.cluster.crew import Crew, Lost, Member, Node, Ticket
+from shmvec.cluster.crew import Actor, Crew, Lost, Node
 from shmvec.faults import Failure, RemoteTraceback, add_note
 
 __all__ = ["RayCrew"]
 
 
 class RayCrew(Crew):
-    """Objects in actors of Ray's, on the nodes of a cluster."""
+    """Actors of Ray's, on the nodes of a cluster."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """Connects to the cluster, or starts Ray on this machine; nothing if Ray runs already.
@@ -37,7 +37,7 @@ class RayCrew(Crew):
             ray.init()
         self._module = ray
         self._session = self._session_now()
-        self._actor = ray.remote(Actor)
+        self._actor = ray.remote(RayActor)
         self._options = dict(options)
         self._strategy: Any = self._options.get("scheduling_strategy")
         self._group = getattr(self._strategy, "placement_group", None)
@@ -98,9 +98,7 @@ class RayCrew(Crew):
         """Puts a value into Ray's object store, from which each node fetches it once."""
         return self.ray.put(value)
 
-    def start(
-        self, name: str, factory: Any, *args: Any, node: Node | None, cpus: float, gpus: float
-    ) -> tuple[Member, Ticket]:
+    def start(self, name: str, node: Node | None, cpus: float, gpus: float) -> Any:
         """Starts an actor, which Ray does not restart when it is lost."""
         if self._strategy is not None and self._group is None:
             node = None  # the user's strategy decides
@@ -112,8 +110,7 @@ class RayCrew(Crew):
             **self._options,
             "scheduling_strategy": self._strategy or "SPREAD" if node is None else self._at(node),
         }
-        member = RayMember(self, self._actor.options(**options).remote(name), node)
-        return member, member.ask("make", factory, *args)
+        return self._actor.options(**options).remote(name)
 
     def _at(self, node: Node) -> Any:
         """The scheduling strategy for a node, or for a bundle of the placement group."""
@@ -123,67 +120,43 @@ class RayCrew(Crew):
         children = self._strategy.placement_group_capture_child_tasks
         return strategies.PlacementGroupSchedulingStrategy(self._group, int(node.id), children)
 
-    def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
-        """The tickets of calls that are done and whose results are on this node."""
-        by_ref = {ticket.ref: ticket for ticket in tickets if isinstance(ticket, RayTicket)}
-        refs = list(by_ref)
-        done, _ = self.ray.wait(refs, num_returns=1, timeout=timeout)
-        if done and len(refs) > 1:
-            done, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0)
-        return [by_ref[ref] for ref in done]
+    def ask(self, actor: Any, method: str, *args: Any) -> Any:
+        """Calls the actor; returns Ray's reference to the result."""
+        self.ray  # noqa: B018  # raises if Ray was shut down
+        return actor.do.remote(method, *args)
 
+    def ready(self, calls: Sequence[Any], timeout: float) -> list[Any]:
+        """The calls that are done and whose results are on this node."""
+        calls = list(calls)
+        done, _ = self.ray.wait(calls, num_returns=1, timeout=timeout)
+        if done and len(calls) > 1:
+            done, _ = self.ray.wait(calls, num_returns=len(calls), timeout=0)
+        return list(done)
 
-class RayMember(Member):
-    """An actor of Ray's, as a member of the crew."""
-
-    def __init__(self, crew: RayCrew, actor: Any, node: Node | None) -> None:
-        """Takes the actor and its node, if that is known."""
-        self._crew, self._actor = crew, actor
-        self.place = "a node that is not known yet" if node is None else node.name
-
-    def where(self) -> str:
-        """The address and id of its node."""
-        return self.place
-
-    def ask(self, method: str, *args: Any) -> Ticket:
-        """Calls the actor."""
-        ray = self._crew.ray
-        return RayTicket(ray, self._actor.do.remote(method, *args), self)
-
-    def finish(self, asked: Iterable[Ticket]) -> Ticket:
-        """Cancels queued calls, and asks the actor to close after the call that it is making."""
-        for ticket in asked:
-            if isinstance(ticket, RayTicket):
-                self._crew.ray.cancel(ticket.ref)
-        return self.ask("close")
-
-    def end(self) -> None:
-        """Kills the actor; its workers end with it."""
-        if not self._crew.gone:
-            self._crew.ray.kill(self._actor)
-
-
-class RayTicket(Ticket):
-    """A call that an actor makes."""
-
-    def __init__(self, ray: Any, ref: Any, member: RayMember) -> None:
-        """Takes Ray's reference to the call's result."""
-        self._ray, self.ref, self._member = ray, ref, member
-
-    def result(self) -> Any:
+    def result(self, call: Any) -> tuple[str, Any]:
         """Waits for the call, and returns its result; arrays are read-only, in the object store."""
-        errors = self._ray.exceptions
+        errors = self.ray.exceptions
         try:
-            place, value, failed = self._ray.get(self.ref)
+            where, value, failed = self.ray.get(call)
         except errors.RayTaskError as error:  # the result cannot be pickled
-            raise _cause_of(error, self._member) from None
+            cause: BaseException = error.cause if isinstance(error.cause, BaseException) else error
+            cause.__cause__ = RemoteTraceback(str(error))
+            raise cause from cause.__cause__
         except errors.RayError as error:
             raise Lost(_in_one_line(error)) from error
-        if place is not None:
-            self._member.place = place
         if failed is not None:
-            _raise(failed, self._member)
-        return value
+            raise _exception(*failed)
+        return where, value
+
+    def cancel(self, calls: Iterable[Any]) -> None:
+        """Cancels queued calls; the one that an actor makes goes on."""
+        for call in calls:
+            self.ray.cancel(call)
+
+    def end(self, actor: Any) -> None:
+        """Kills the actor; its workers end with it."""
+        if not self.gone:
+            self._module.kill(actor)
 
 
 def _in_one_line(error: Exception) -> str:
@@ -193,55 +166,38 @@ def _in_one_line(error: Exception) -> str:
     return "; ".join(kept) or type(error).__name__
 
 
-def _cause_of(error: Any, member: RayMember) -> BaseException:
-    cause: BaseException = error.cause if isinstance(error.cause, BaseException) else error
-    cause.__cause__ = RemoteTraceback(f"On node {member.where()}:\n{error}")
-    return cause
-
-
-def _raise(failed: tuple[str, Failure], member: RayMember) -> None:
-    """Raises what an actor has caught, with its type and arguments."""
-    doing, failure = failed
-    doing = f"{doing}, on node {member.where()}"
+def _exception(doing: str, failure: Failure) -> BaseException:
+    """What an actor has caught, with its type and arguments."""
     if failure.pickled is None:
         error: BaseException = RuntimeError(f"in {doing}: {failure.summary}")
     else:
         error = failure.exception()
     error.__cause__ = RemoteTraceback(f"In {doing}:\n{failure.text}")
     add_note(error, f"raised in {doing}")
-    raise error
+    return error
 
 
 def _name(address: str, node: str) -> str:
     return f"{address} ({node[:8]})"
 
 
-class Actor:
-    """Holds an object of the crew, in an actor's process."""
+class RayActor(Actor):
+    """An actor in a process of Ray's."""
 
     def __init__(self, name: str) -> None:
         """Takes the actor's name, for messages."""
-        self._name = name
-        self._held: Any = None
+        super().__init__(name)
+        node = importlib.import_module("ray").get_runtime_context().get_node_id()
+        self._where = _name(importlib.import_module("ray.util").get_node_ip_address(), node)
 
-    def do(self, method: str, *args: Any) -> tuple[Any, Any, Any]:
-        """Calls a method of the object; "make" makes the object, and calls its ``report``.
+    def do(self, method: str, *args: Any) -> tuple[str, Any, tuple[str, Failure] | None]:
+        """Makes a call.
 
         Returns:
-            The node's name ("make" only; else None); the result; None, or what was being done and
-            the failure.
+            The node's name; the result; None, or what was being done and the failure.
         """
-        place = None
         try:
-            if method == "make":
-                context = importlib.import_module("ray").get_runtime_context()
-                node = context.get_node_id()
-                address = importlib.import_module("ray.util").get_node_ip_address()
-                place = _name(address, node)
-                factory, *rest = args
-                self._held = factory(*rest)
-                return place, self._held.report(), None
-            return None, getattr(self._held, method)(*args), None
+            return self._where, self.call(method, *args), None
         except Exception as error:
-            failure = Failure.of(error, 0, 0, method)
-            return place, None, (f"{self._name}, {method}", failure)
+            doing = f"{self.name}, {method}, on node {self._where}"
+            return self._where, None, (doing, Failure.of(error, 0, 0, method))

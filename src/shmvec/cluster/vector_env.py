@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,22 +24,10 @@ from shmvec._arguments import (
     reset_arguments,
 )
 from shmvec._options import takes_options
-from shmvec.cluster.crew import (
-    SLICE_S,
-    TRIES,
-    Crew,
-    LocalCrew,
-    Lost,
-    Member,
-    Node,
-    Ticket,
-    coming,
-    dismiss,
-    how_often,
-)
+from shmvec.cluster.crew import Lost
 from shmvec.cluster.fragments import pickled
+from shmvec.cluster.hirings import Hiring, Hirings
 from shmvec.cluster.hosts import Answer, Ask, Host, Hosted, together
-from shmvec.cluster.ray_crew import RayCrew
 from shmvec.exchange import (
     ActionRows,
     Autoreset,
@@ -62,18 +48,13 @@ __all__ = ["ClusterVectorEnv"]
 
 
 @dataclass(eq=False)
-class _Hired:
+class _Host(Hiring):
     """The vector env's record of a host."""
 
-    envs: range
-    node: Node | None  # None: anywhere
-    cpus: float
-    member: Member
-    starting: Ticket | None
-    awaited: Ticket | None = None
-    begun: list[Ticket] = field(default_factory=list)  # calls of `begin` since its last answer
+    envs: range = range(0)
     asks: list[Ask] = field(default_factory=list)  # requests that are not sent yet
     in_flight: int = 0  # number of envs that were sent a request, and have not answered
+    awaited: bool = False  # whether it was asked for answers, and has not answered
 
 
 @dataclass
@@ -110,7 +91,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         >>> envs.close()
     """
 
-    _hosts: list[_Hired] = []  # close() finds none where an option was refused
+    _hirings: Hirings[_Host]
 
     @takes_options(
         "autoreset_mode",
@@ -158,7 +139,6 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             Exception: Whatever an env_fn raises; the cause names the node.
         """
         super().__init__()
-        self._hosts = []
         self.env_fns = checked_env_fns(env_fns)
         self.num_envs = len(self.env_fns)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -173,114 +153,63 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             raise ValueError(f"cpus_per_host must be positive, got {cpus_per_host}")
         functions = pickled("env_fns", self.env_fns)
         self._options = {**options, "autoreset_mode": self.autoreset_mode, "faults": faults}
-        self._timeout = start_timeout
         self.restarts = 0
-        self._loss = ""  # how the last host was lost as it started
-        self._waited_s = 0.0  # seconds of waiting for nothing but the restart of lost hosts
         self._envs = [_Env() for _ in range(self.num_envs)]
         self._answers: deque[Answer] = deque()  # answers that were received and not yet taken
-        self._crew: Crew = LocalCrew() if local else RayCrew(actor_options or {})
-        self._functions = self._crew.put(functions)
+        self._hirings = Hirings(
+            _Host,
+            "host",
+            local=local,
+            options=actor_options,
+            cpus=cpus_per_host,
+            timeout=start_timeout,
+        )
+        self._functions = self._hirings.crew.put(functions)
         try:
-            self._start(num_hosts, cpus_per_host)
+            self._start(num_hosts)
         except BaseException:
             self._end()
             raise
 
     # ---- hosts -------------------------------------------------------------------------------
 
-    def _start(self, num_hosts: int | None, cpus: float | None) -> None:
-        """Starts the hosts, and waits for them; if one is lost meanwhile, spreads all anew."""
-        deadline = time.monotonic() + self._timeout
-        tried: Counter[Node | None] = Counter()
+    def _start(self, num_hosts: int | None) -> None:
+        """Starts the hosts; where a node is left out, spreads all anew."""
+        hirings = self._hirings
         while True:
-            if num_hosts is not None:
-                places: list[tuple[Node | None, float]] = [(None, cpus or 1)] * num_hosts
-            else:
-                places = [
-                    (node, cpus or math.floor(node.cpus))
-                    for node in self._crew.nodes()
-                    for _ in range(how_often(cpus, node.cpus) if cpus else node.cpus >= 1)
-                ]
-            places = [place for place in places if tried[place[0]] < TRIES]
-            if not places:
-                what = f"no node left, after {tried.total()} tries," if tried else "no room"
-                raise RuntimeError(
-                    f"the cluster has {what} for a host, which needs {cpus or 1:g} CPUs: there is "
-                    f"{self._crew.room()}{self._loss}"
-                )
-            self._spread(places)
-            lost = self._lost_as_it_starts(deadline)
-            if lost is None:
-                return
-            tried[lost.node] += 1
-            self._dismiss()
-
-    def _spread(self, places: Sequence[tuple[Node | None, float]]) -> None:
-        """Begins to start a host at each place, with envs in proportion to its CPUs."""
-        shares = np.cumsum([0.0, *(cpus for _, cpus in places)])
-        bounds = np.rint(shares / shares[-1] * self.num_envs).astype(int).tolist()
-        for (node, cpus), first, end in zip(places, bounds, bounds[1:], strict=False):
-            if end > first:
-                envs = range(first, end)
-                self._hosts.append(_Hired(envs, node, cpus, *self._hire(envs, node, cpus)))
-
-    def _hire(self, envs: range, node: Node | None, cpus: float) -> tuple[Member, Ticket]:
-        return self._crew.start(
-            f"host of {envs_in_words(envs)} (0 to {len(envs) - 1} there)",
-            Host,
-            *(self._functions, envs, self._options),
-            node=node,
-            cpus=cpus,
-            gpus=0.0,
-        )
-
-    def _lost_as_it_starts(self, deadline: float) -> _Hired | None:
-        """Waits for the hosts, whose envs must have the same spaces; returns one that is lost."""
-        first: Hosted | None = None
-        waiting = {host.starting: host for host in self._hosts if host.starting is not None}
-        for ticket in coming(self._crew, list(waiting), deadline - time.monotonic()):
-            host = waiting.pop(ticket)
-            try:
-                hosted: Hosted = ticket.result()
-            except Lost as error:
-                self._loss = (
-                    f"; the host of {envs_in_words(host.envs)}, on "
-                    f"{host.member.where()}, was lost as it started: {error}"
-                )
-                return host
-            host.starting = None
-            first = first or hosted
-            if hosted.spaces != first.spaces:
-                raise RuntimeError(
-                    f"the envs on {host.member.where()} have the spaces {hosted.spaces}, and "
-                    f"others {first.spaces}"
-                )
-        if waiting:
-            raise self._no_room(list(waiting.values()))
-        assert first is not None
+            hosts = hirings.anywhere(num_hosts, 1) if num_hosts else hirings.on_nodes()
+            shares = np.cumsum([0.0, *(host.cpus for host in hosts)])
+            bounds = np.rint(shares / shares[-1] * self.num_envs).astype(int).tolist()
+            for host, begin, end in zip(hosts, bounds, bounds[1:], strict=False):
+                host.envs = range(begin, end)
+            hirings.places = [host for host in hosts if host.envs]
+            if hirings.start(self._begin_host):
+                break
+            hirings.close()
+        hirings.fixed = True
+        first: Hosted = hirings.first
         self.single_observation_space, self.single_action_space = first.spaces
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
         self._actions = ActionRows(self.single_action_space, self.num_envs)
-        return None
 
-    def _no_room(self, waiting: Sequence[_Hired]) -> RuntimeError:
-        needed = max(host.cpus for host in waiting)
-        return RuntimeError(
-            f"the cluster has no room, or takes longer than {self._timeout:g} s (start_timeout), "
-            f"for {len(waiting)} of {len(self._hosts)} hosts, each of which needs {needed:g} CPUs: "
-            f"there is {self._crew.room()}{self._loss}"
-        )
+    def _begin_host(self, host: _Host) -> tuple[Any, ...]:
+        """The name and the arguments of another host."""
+        name = f"host of {envs_in_words(host.envs)} (0 to {len(host.envs) - 1} there)"
+        return name, Host, self._functions, host.envs, self._options
+
+    @property
+    def _hosts(self) -> list[_Host]:
+        return self._hirings.places
 
     @property
     def nodes(self) -> dict[str, list[int]]:
         """The envs of each node, by the node's name."""
         found: dict[str, list[int]] = {}
         for host in self._hosts:
-            found.setdefault(host.member.where(), []).extend(host.envs)
+            found.setdefault(host.where, []).extend(host.envs)
         return found
 
     # ---- Gymnasium's contract ----------------------------------------------------------------
@@ -427,7 +356,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 "recv",
             )
 
-    def _host_of(self, env: int) -> _Hired:
+    def _host_of(self, env: int) -> _Host:
         return next(host for host in self._hosts if env in host.envs)
 
     def _num_asked(self) -> int:
@@ -448,19 +377,20 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Sends queued requests to hosts that are not busy; others get theirs when they answer."""
         with self._whole():
             for host in self._hosts:
-                if host.asks and host.starting is None and host.awaited is None:
-                    host.begun.append(host.member.ask("begin", self._sent(host)))
+                if host.asks and host.report is not None and not host.awaited:
+                    self._hirings.ask(host, "begin", self._sent(host))
 
-    def _send(self, host: _Hired, least: int) -> None:
+    def _send(self, host: _Host, least: int) -> None:
         """Sends a host, unless it is busy, all queued requests for its envs, in one message."""
-        if host.starting is not None or host.awaited is not None:
+        if host.report is None or host.awaited:
             return
         if not host.asks and not host.in_flight:
             return
         asks = self._sent(host)
-        host.awaited = host.member.ask("turn", asks, min(least, host.in_flight))
+        host.awaited = True
+        self._hirings.ask(host, "turn", asks, min(least, host.in_flight))
 
-    def _sent(self, host: _Hired) -> list[Ask]:
+    def _sent(self, host: _Host) -> list[Ask]:
         """Takes the queued requests of a host."""
         host.in_flight += len(host.asks)
         asks, host.asks = host.asks, []
@@ -495,36 +425,26 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         with self._whole():
             for host in self._hosts:
                 self._send(host, least)
-        busy = {ticket: host for host in self._hosts if (ticket := host.starting or host.awaited)}
         try:
-            answered = self._crew.ready(list(busy), SLICE_S)
+            answered = self._hirings.wait([host for host in self._hosts if host.calls])
         except Exception:
             self._end()
             raise
         with self._whole():
-            if answered or any(host.starting is None for host in busy.values()):
-                self._waited_s = 0.0
-            else:
-                self._waited_s += SLICE_S
-                if self._waited_s > self._timeout:
-                    raise self._no_room(list(busy.values()))
-            for ticket in answered:
-                self._note(busy[ticket], ticket)
+            for host in answered:
+                self._note(host)
 
-    def _note(self, host: _Hired, ticket: Ticket) -> None:
-        """Receives a host's answers, or notes that it has started."""
+    def _note(self, host: _Host) -> None:
+        """Receives a host's answers, or its word that it has started or begun."""
+        has_started = host.report is not None
         try:
-            for begun in host.begun:
-                begun.result()
-            answers: list[Answer] = ticket.result()
+            answers: list[Answer] | None = self._hirings.take(host)
         except Lost as error:
             self._lose(host, error)
             return
-        host.begun.clear()
-        if host.starting is not None:
-            host.starting = None
+        if not has_started or answers is None:
             return
-        host.awaited = None
+        host.awaited = False
         host.in_flight -= len(answers)
         for answer in answers:
             env = self._envs[answer.env]
@@ -536,34 +456,38 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _command(self, method: str, arguments: Sequence[Iterable[Any]]) -> list[Any]:
         self._check_idle()
-        while any(host.starting is not None for host in self._hosts):
+        while any(host.report is None for host in self._hosts):
             self._wait(1)  # until lost hosts are replaced
-        tickets = [
-            host.member.ask(method, *args)
-            for host, args in zip(self._hosts, arguments, strict=True)
-        ]
-        deque(coming(self._crew, tickets), maxlen=0)
-        results = []
-        for host, ticket in zip(self._hosts, tickets, strict=True):
-            try:
-                results.append(ticket.result())
-            except Lost as error:
+        results: list[Any] = []
+        failures: list[tuple[_Host, Exception]] = []
+        try:
+            for host, args in zip(self._hosts, arguments, strict=True):
+                self._hirings.ask(host, method, *args)
+            for host in self._hosts:
+                try:
+                    results.append(self._hirings.take(host))
+                except Exception as error:  # the calls of others are made, too
+                    failures.append((host, error))
+        finally:
+            for host in self._hosts:
+                host.calls.clear()
+        for host, failure in failures:
+            if isinstance(failure, Lost):
                 with self._whole():
-                    self._lose(host, error)
+                    self._lose(host, failure)
                 raise WorkerCrashError(
-                    f"the node of {envs_in_words(host.envs)} was lost in {method!r}: {error}"
-                ) from error
+                    f"the node of {envs_in_words(host.envs)} was lost in {method!r}: {failure}"
+                ) from failure
+            raise failure
         return results
 
     # ---- losses ------------------------------------------------------------------------------
 
-    def _lose(self, host: _Hired, why: Exception) -> None:
+    def _lose(self, host: _Host, why: Exception) -> None:
         """Handles the loss of a host: replaces it, and truncates the episodes of its envs."""
-        where = host.member.where()
-        host.member.end()
-        index = self._hosts.index(host)
-        del self._hosts[index]  # if an error follows, `_end` leaves out the lost member
-        message = f"node {where} was lost: {why}"
+        message = f"node {host.where} was lost: {why}"
+        host.node = None  # anywhere
+        self._hirings.lose(host, why)
         if self.faults.on_crash != "restart":
             raise WorkerCrashError(
                 f"{message}. faults=FaultPolicy(on_crash='restart') goes on without it"
@@ -574,11 +498,8 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 f"{message}; that was once more than the {self.faults.max_restarts} times that the "
                 "FaultPolicy allows"
             ) from why
-        host.node = None
-        host.member, host.starting = self._hire(host.envs, None, host.cpus)
-        host.awaited, host.in_flight = None, 0
-        host.begun.clear()
-        self._hosts.insert(index, host)
+        host.awaited, host.in_flight = False, 0
+        self._hirings.fill(self._begin_host)
         unsent = {ask.env for ask in host.asks}
         host.asks.clear()
         info = {"type": "NodeLost", "message": message, "restarts": self.restarts, "stderr": ""}
@@ -618,18 +539,6 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             raise failures[0]
 
     def _end(self) -> list[Exception]:
-        self.closed = True
-        return self._dismiss()
-
-    def _dismiss(self) -> list[Exception]:
         """Ends the hosts; returns what those raised that closed their envs in time."""
-        hosts, self._hosts = self._hosts, []
-        if not hosts:  # then the crew may not have been made
-            return []
-        return dismiss(
-            self._crew,
-            [
-                (each.member, None if each.starting else [each.awaited] if each.awaited else [])
-                for each in hosts
-            ],
-        )
+        self.closed = True
+        return self._hirings.close() if hasattr(self, "_hirings") else []  # an option was refused
