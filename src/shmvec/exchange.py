@@ -773,7 +773,8 @@ class Exchange(OwnsProcesses):
     def begin(self, pending: Any, *arguments: Any) -> None:
         """Asks all envs for what :meth:`finish` takes.
 
-        If answers of an abandoned call are still in flight, :meth:`finish` asks instead.
+        If answers of an abandoned call are still in flight, or a worker is being replaced,
+        :meth:`finish` asks instead, and raises what is wrong with the arguments.
 
         Args:
             pending: The call to begin: its ``value`` is "step", "reset" or "call".
@@ -788,9 +789,8 @@ class Exchange(OwnsProcesses):
         ledger, _ = self._open()
         held, now = None, time.monotonic()
         if ledger.links.down or self.guard.abandoned and not self._wait(deadline=now):
-            if pending.value == "step":  # the caller may change its actions before `finish`
-                arguments = copying.deepcopy(arguments)
-            held = partial(self._ask_for, pending.value, *arguments)
+            # Copies: the caller may change them before `finish`.
+            held = partial(self._ask_for, pending.value, *copying.deepcopy(arguments))
         else:
             self._settled()
             self._ask_for(pending.value, *arguments)
