@@ -1060,7 +1060,9 @@ class Exchange(OwnsProcesses):
         self, wanted: int = -1, envs: Envs | None = None, deadline: float | None = None
     ) -> bool:
         """Waits as ``Ledger.wait`` does, and handles faults; False: the time is up."""
-        ledger, _ = self._open()
+        ledger = self._ledger
+        if ledger is None:
+            ledger, _ = self._open()
         while True:
             event = ledger.wait(wanted, envs, deadline)
             if event == DONE:

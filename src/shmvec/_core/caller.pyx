@@ -2158,6 +2158,7 @@ cdef class Ledger:
                 self.ranges_in_flight |= count > 1
             for i in range(self.begins[k], self.begins[k + 1]):
                 self.enter(envs[i], operation, base + <uint32_t>k)
+            self.num_in_flight += self.begins[k + 1] - self.begins[k]
         if self.after and operation != COMMAND:
             self.report_earlier(envs, self.begins[self.num_requests])
         if broken is not None:  # last, because their requests have later numbers
@@ -2183,7 +2184,6 @@ cdef class Ledger:
         entry.state = IN_FLIGHT
         entry.operation = operation
         entry.by_user = operation == RESET
-        self.num_in_flight += 1
 
     cdef int report_earlier(self, const Py_ssize_t *envs, Py_ssize_t count) except -1:
         """Has the answers of these envs report the faults that came before their requests."""
