@@ -294,16 +294,7 @@ close_all:
     :: w < WORKERS ->
        ended[w] || dead[w];
        sv_ring_peek(completions[w], answers[w]);
-       assert(found(answers[w]) || dead[w]);
-       if
-       :: found(answers[w]) ->
-          take(completions[w], answers[w], unit, number);
-          assert(unit == CLOSE && number == 1)
-#ifdef DEATH
-       :: else
-#endif
-       fi;
-       assert(answers[w].mine == completions[w].tail);
+       assert(!found(answers[w]) && answers[w].mine == completions[w].tail);
        w++
     :: else -> break
     od;

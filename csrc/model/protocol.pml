@@ -223,18 +223,14 @@ inline serve_pending()
        :: else -> break
        fi;
        assert(actions[unit] == number);
-#if TRACES && !defined(TRACE_ANSWERED)
-       if /* worker.pyx: execute */
-       :: unit == TELL
-       :: else -> complete()
-       fi;
-#else
-       complete();
-#endif
        if
        :: unit == CLOSE -> goto close_envs
-       :: else -> unit = 0; number = 0
-       fi
+#if TRACES && !defined(TRACE_ANSWERED)
+       :: unit == TELL
+#endif
+       :: else -> complete() /* worker.pyx: execute */
+       fi;
+       unit = 0; number = 0
     od
 }
 

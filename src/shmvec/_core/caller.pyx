@@ -563,11 +563,9 @@ cdef class Links:
 
     cdef int take(self, uint32_t worker, c.sv_record *answer) except -1:
         """Takes an answer of a worker; 0 if there is none."""
-        self.check_open()  # after a close the rings hold answers to the close
+        self.check_open()  # a signal's handler may have closed it since the last look
         cdef int found = c.sv_ring_try_pop(&self.completions[worker], answer)
         if found == c.SV_RING_NO:
-            return 0
-        if self.outstanding[worker] == 0 and worker in self.down:  # it was asked to close
             return 0
         if (found == c.SV_RING_CORRUPT or self.outstanding[worker] == 0
                 or not self.is_of(worker, answer)):

@@ -314,12 +314,12 @@ cdef class WorkerLoop:
             c.SV_FAULT(1)
             begin = self.first_of(&request)
             operation = request.operation & OPERATION
+            if operation == CLOSE:
+                return False
             if operation == TRACE:
                 self.host.trace(request.sequence)
             else:
                 self.execute(&request, operation, begin, begin + request.count)
-            if operation == CLOSE:
-                return False
 
     cdef int execute(self, c.sv_record *request, uint32_t operation, Py_ssize_t begin,
                      Py_ssize_t end) except -1:
@@ -390,7 +390,7 @@ cdef class WorkerLoop:
             # From here to the answer: its message and results, too, may take long.
             c.sv_busy_begin(self.activity, c.sv_busy(self.first_env, c.SV_IN_CALL), c.sv_now_ns())
             results = self.host.command(self.sequence)
-        elif operation != CLOSE:
+        else:
             raise RuntimeError(f"the segment is damaged: operation {operation}")
         return results
 
@@ -796,7 +796,6 @@ cdef class OverlappedLoop(WorkerLoop):
     cdef object executor
     cdef list requests_of          # by env: the Request that it is busy with, or None
     cdef c.sv_activity unpublished   # the activity of replays
-    cdef Request closing           # the request to close
     cdef readonly Py_ssize_t in_progress  # envs that are busy
     cdef int64_t counted_from      # since when they are and it is not counted yet
     cdef int64_t in_step           # of that, the sum of all envs' steps; and of their resets
@@ -851,10 +850,6 @@ cdef class OverlappedLoop(WorkerLoop):
             request.outcomes[i] = outcome
         self.count_down(request)
 
-    def close(self):
-        """Answers the request to close; all other requests are answered."""
-        self.answer(&self.closing.record, None)
-
     # ---- requests ----------------------------------------------------------------------------
 
     cdef int execute(self, c.sv_record *record, uint32_t operation, Py_ssize_t begin,
@@ -863,9 +858,6 @@ cdef class OverlappedLoop(WorkerLoop):
         cdef Py_ssize_t i
         cdef Request request = Request()
         request.record = record[0]
-        if operation == CLOSE:
-            self.closing = request
-            return 0
         self.sequence = record.sequence
         if operation == STEP:
             self.take_actions(record)

@@ -130,7 +130,6 @@ class EnvCoroutines(Executor):
             for copy in copies:
                 copy.queue.clear()
         await _cancelled(set(self._tasks.values()))
-        loop.close()
 
     def end(self) -> None:
         """Closes the event loop, once the envs are closed."""

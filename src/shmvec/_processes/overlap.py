@@ -565,7 +565,6 @@ class EnvThreads(Executor):
                 loop.awake()
             if not alarm.parent_alive():
                 return
-        loop.close()
 
     def end(self) -> None:
         """Ends the threads, once the envs are closed."""
