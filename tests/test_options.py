@@ -1,10 +1,7 @@
 """The table of options: what follows from an entry, and where it must be mentioned by hand."""
 
-import importlib.util
 import inspect
 import re
-import subprocess
-import sys
 import typing
 from functools import partial
 from pathlib import Path
@@ -121,24 +118,3 @@ def test_an_option_that_there_is_not():
         ShmVectorEnv([lambda: gym.make("CartPole-v1")], num_worker=1)
     with pytest.raises(TypeError, match="missing a required argument: 'env_fns'"):
         ShmVectorEnv(num_workers=1)
-
-
-@pytest.mark.deep
-def test_type_checkers_see_the_options(tmp_path):
-    if importlib.util.find_spec("mypy") is None:
-        pytest.skip("mypy is not installed (the dev extra has it)")
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import shmvec\n"
-        "shmvec.ShmVectorEnv([], True, context='fork', num_workers=2)\n"
-        "shmvec.ShmVectorEnv([], num_workers='2')\n"
-        "shmvec.ShmVectorEnv([], workers=2)\n"
-        "print(shmvec.evaluate('CartPole-v1', print).returns)\n"
-        "print(shmvec.evaluate(shmvec.Task('CartPole-v1'), print).returns)\n"
-        "print(shmvec.evaluate({'a': 'CartPole-v1'}, print)['a'].returns)\n"
-        "print(shmvec.evaluate(['CartPole-v1'], print).compared_with)\n"
-    )
-    command = [sys.executable, "-m", "mypy", "--strict", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=PAGE.parents[1])
-    errors = re.findall(r"program.py:(\d+): error: .*\[(.*)\]", done.stdout)
-    assert errors == [("3", "arg-type"), ("4", "call-arg")], done.stdout + done.stderr

@@ -78,6 +78,9 @@ def test_all_headers_have_a_test():
 
 
 FEW_ROUNDS = "200"  # of what threads and processes do with each other
+TAKES_ROUNDS = [
+    name for name in TESTS if "rounds_or" in (ROOT / "csrc/tests" / f"{name}.c").read_text()
+]
 
 
 @pytest.mark.parametrize("name", TESTS)
@@ -90,8 +93,14 @@ def test_c(name, compiled, tmp_path):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("build_name", BUILDS)
-@pytest.mark.parametrize("name", TESTS)
+@pytest.mark.parametrize(
+    "build_name, name",
+    [
+        (build, name)
+        for build in BUILDS
+        for name in (TAKES_ROUNDS if build == "plain" else TESTS)  # the others test_c runs in full
+    ],
+)
 def test_c_in_full(name, build_name, compiled, tmp_path):
     parts = objects(compiled, build_name)
     if not parts:
