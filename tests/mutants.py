@@ -152,7 +152,7 @@ MISTAKES = r"""
 +        cdef Lease lease = self.lease(block * self.num_envs, self.num_envs - 1)
 
 = info-of-a-failed-env src/shmvec/_core/caller.pyx -
-  infos are the env's own :: core/test_infos.py test_partial.py test_gymnasium_faults.py
+  infos are the env's own :: core/test_infos.py test_gymnasium_faults.py test_fault_points.py
 -        self.frames.block = -1  # its row there was not written
 -        return self.inbox.discard(env)
 +        self.frames.block = -1  # its row there was not written

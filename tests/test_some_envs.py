@@ -1,5 +1,6 @@
 """Resets, calls and attributes of some of the envs, each with arguments of its own."""
 
+import time
 from contextlib import closing
 from functools import partial
 
@@ -186,3 +187,16 @@ def test_envs_that_are_out_cannot_be_called_or_reset(num_workers):
         with pytest.raises(AlreadyPendingCallError):
             envs.call_some([0], "render")
         envs.recv(min_envs=1)
+
+
+def test_each_worker_whose_envs_are_asked_is_woken():
+    """One that is not finds out up to 50 ms later."""
+    with closing(shmvec.ShmVectorEnv([Counter] * 4, num_workers=4, wait_policy="park")) as envs:
+        envs.reset()
+        took = []
+        for _ in range(10):
+            time.sleep(0.005)  # all of them sleep
+            begin = time.perf_counter()
+            envs.step([0, 0], [0, 2])
+            took.append(time.perf_counter() - begin)
+        assert min(took) < 0.02
