@@ -24,7 +24,6 @@ from shmvec._hints import refusing_unknown
 from shmvec._memory.rollout import Rollout
 from shmvec._policy import PADDING, Policy, PolicyCaller, check_policy, chosen
 from shmvec.exchange import Answers, Exchange, Options
-from shmvec.faults import EnvTimeoutError
 from shmvec.spaces import mapped
 from shmvec.vector_env import ShmVectorEnv
 
@@ -179,8 +178,8 @@ class Pipeline:
         self._moves = exchange.moves()  # as they were when this pipeline used the envs last
         self._in_flight: deque[_Group] = deque()  # groups in flight, in the order of their requests
         self._held: deque[_Group] = deque()  # groups that were taken, until their next request
-        self._asking = False  # whether envs may be in flight for this pipeline
-        # Whether a call is under way, or was interrupted as it cleared up after an error.
+        # Whether a call is under way, or an exception has ended it: its loan has abandoned what it
+        # had asked for.
         self._midway = False
 
     def __repr__(self) -> str:
@@ -213,8 +212,10 @@ class Pipeline:
         Raises:
             Exception: As ``ShmVectorEnv.step``.
         """
-        if self._asking:
-            self._abandon()
+        if self._in_flight or self._midway:
+            if not self._exchange.closed:
+                self._exchange.discard()
+            self._forget()
 
     # ---- rollouts ----------------------------------------------------------------------------
 
@@ -245,17 +246,16 @@ class Pipeline:
         try:
             with self._exchange.lend("Pipeline") as exchange:
                 rollout.begin(exchange.pending)
-                self._asking = self._midway = True
+                self._midway = True
                 while rollout.steps < rollout.length:
                     self._fill_some(rollout, mirror)
                 if mirror is not None:
                     mirror.finish()
                 self._moves = exchange.moves()
-        except BaseException as error:
+        except BaseException:
             rollout.release()  # code that keeps the error keeps this Python frame, not the memory
-            self._abandon(error)
             raise
-        self._asking = self._midway = False
+        self._midway = False
         return rollout
 
     def _fill_some(self, rollout: Collected, mirror: Mirror | None) -> None:
@@ -349,20 +349,17 @@ class Pipeline:
         Raises:
             Exception: As :meth:`collect`.
         """
-        with self._exchange.lend("Pipeline", in_flight=self._asking, keeps=True):
-            try:
-                return self._next_transitions()
-            except BaseException as error:
-                self._abandon(error)
-                raise
+        if self._midway:
+            self._forget()
+        with self._exchange.lend("Pipeline", in_flight=bool(self._in_flight), keeps=True):
+            self._midway = True
+            found = self._next_transitions()
+            self._midway = False
+            return found
 
     def _next_transitions(self) -> Transitions:
-        if self._midway:
-            self._abandon()
         if not self._in_flight:
-            self._settle()
             self._start()
-        self._midway = True
         while True:
             group = self._next()
             begins = self._ended[group.envs]
@@ -370,9 +367,9 @@ class Pipeline:
             try:
                 answers = self._take(group)
             except _TakenError:
-                self._abandon()
+                self._forget()
+                self._exchange.discard()
                 self._start()
-                self._midway = True
                 continue
             self._note(group.part, answers.terminations | answers.truncations)
             group.observations = self._moved(answers.observations)
@@ -380,7 +377,6 @@ class Pipeline:
             self._held.append(group)
             self._go_on(self._ask)
             if found.valid.any():
-                self._midway = False
                 return found
 
     def _start(self) -> None:
@@ -389,7 +385,6 @@ class Pipeline:
         self._notice(last.terminations | last.truncations)
         for group in self._groups:
             group.observations = self._moved(self._some(self._seen, last.observations, group.envs))
-        self._asking = True
         for group in self._groups:
             self._ask(group)
 
@@ -532,43 +527,30 @@ class Pipeline:
         self._ended[:] = over
 
     def _settle(self) -> None:
-        """Takes answers in flight for a loop that was left; discards an interrupted call's."""
-        if not self._asking:
-            return
-        if self._midway or not self._in_flight:
-            self._abandon()
+        """Takes answers in flight for a loop that was left."""
+        if self._midway:
+            self._forget()
+        if not self._in_flight:
             return
         try:
-            while self._in_flight:
-                group = self._next()
-                answers = self._take(group)
-                self._note(group.part, answers.terminations | answers.truncations)
+            with self._exchange.lend("Pipeline", in_flight=True, keeps=True) as exchange:
+                self._midway = True
+                while self._in_flight:
+                    group = self._next()
+                    answers = self._take(group)
+                    self._note(group.part, answers.terminations | answers.truncations)
+                self._moves = exchange.moves()
             self._held.clear()
-            self._moves = self._exchange.moves()
+            self._midway = False
         except _TakenError:
-            self._abandon()
-            return
-        except BaseException as error:
-            self._abandon(error)
-            raise
-        self._asking = False
+            self.drop()
 
-    def _abandon(self, error: BaseException | None = None) -> None:
-        """Discards what is in flight: now, or, after an interruption, in the envs' next call.
-
-        Args:
-            error: The reason. After Ctrl-C or a time limit this call does not wait.
-        """
-        waits = error is None or isinstance(error, Exception)
+    def _forget(self) -> None:
+        """Forgets what is in flight; for the policy, episodes begin in all envs."""
         self._in_flight.clear()
         self._held.clear()
         self._begun[:] = True
-        if self._asking and not self._exchange.closed:
-            self._exchange.discard(timeout=0)
-            self._asking = False
-            if waits and not isinstance(error, EnvTimeoutError):
-                self._exchange.discard()
-        self._asking = self._midway = False
+        self._midway = False
 
     @staticmethod
     def _some(space: gym.Space[Any], batch: Any, rows: npt.NDArray[np.intp]) -> Any:
