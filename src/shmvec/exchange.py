@@ -306,7 +306,9 @@ class Exchange(OwnsProcesses):
         if type(envs) is np.ndarray and envs.dtype == np.intp and envs.flags.c_contiguous:
             if envs.ndim == 1:  # the usual
                 return envs
-        if envs is not None and np.size(envs) == 0:
+        if envs is None:
+            return self._everyone
+        if np.size(envs) == 0:
             return self._everyone[:0]
         return checked_env_ids(envs, self.num_envs)
 
@@ -472,9 +474,9 @@ class Exchange(OwnsProcesses):
     def _take_all(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
         """Takes all envs that are in flight; returns results of all, and raises what they raise."""
         self._wait()
-        _, results, rest = ledger.take(None, -1, gather, True, arrays)
-        if rest is not None and rest[1]:
-            self.raise_failures(rest[1])
+        envs, results, rest = ledger.take(None, -1, gather, True, arrays)
+        if rest is not None:
+            self._deliver(envs, results[-1], *rest[:2])
         return results  # type: ignore[no-any-return]
 
     def _wait_for_some(
@@ -846,6 +848,11 @@ class Exchange(OwnsProcesses):
             self._recycle(None)
         return results
 
+    def drop(self, pending: Any) -> None:
+        """Abandons the call that :meth:`begin` has begun, if it is pending still."""
+        if self.guard.claim(pending) is not None:
+            self.guard.abandon()
+
     def _wait_until_sent(
         self,
         ledger: Ledger,
@@ -993,11 +1000,18 @@ class Exchange(OwnsProcesses):
         Raises:
             Exception: As :meth:`raise_failures`.
         """
-        if answers.failures:
-            self.raise_failures(answers.failures)
-        for env, report in answers.reports.items():
-            answers.infos[answers.envs.tolist().index(env)].update(report.info)
+        self._deliver(answers.envs, answers.infos, answers.reports, answers.failures)
         return answers
+
+    def _deliver(
+        self, envs: Envs, infos: Any, reports: dict[int, Report], failures: list[Failure]
+    ) -> None:
+        """Raises what envs have raised; adds the faults of workers to infos, one dict an env."""
+        if failures:
+            self.raise_failures(failures)
+        if isinstance(infos, list):  # else they have been added as infos were gathered
+            for env, report in reports.items():
+                infos[envs.tolist().index(env)].update(report.info)
 
     # ---- rollouts ----------------------------------------------------------------------------
 

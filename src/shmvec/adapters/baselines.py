@@ -1,8 +1,10 @@
 """OpenAI baselines' ``SubprocVecEnv`` over :class:`shmvec.ShmVectorEnv`.
 
 Steps Gymnasium envs and returns what baselines' algorithms and wrappers expect: four values, one
-``done`` for each env, infos as dicts, and envs that are reset at once. baselines itself is not
-needed.
+``done`` for each env, infos as dicts, and envs that are reset at once. Methods, their arguments and
+results are those of `baselines' VecEnv
+<https://github.com/openai/baselines/blob/master/baselines/common/vec_env/vec_env.py>`_; baselines
+itself is not needed.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec._arguments import checked_count, checked_env_fns, checked_options, checked_seeds
-from shmvec.adapters._shared import TwoCallSteps, split_end
-from shmvec.exchange import AutoresetMode, Exchange, Options
+from shmvec.adapters._shared import STEP, split_end, waiting
+from shmvec.exchange import AutoresetMode, Options, OwnsProcesses
 from shmvec.rendering import Viewer, checked_frames, tile_images
 from shmvec.spaces import batched
 from shmvec.vector_env import ShmVectorEnv
@@ -63,13 +65,18 @@ class _Envs(ShmVectorEnv):
 _Envs.__name__ = "SubprocVecEnv"  # the name in messages and of processes
 
 
-class SubprocVecEnv(TwoCallSteps):
+class SubprocVecEnv(OwnsProcesses):
     """Steps envs in worker processes; baselines' interface.
 
     An env that is done is reset at once: the observation is the new episode's first one, and the
     last one is kept beside the results, in ``terminal_observations``. If a limit has cut the
     episode off (Gymnasium's ``truncated``) the info has ``TimeLimit.truncated``, as gym's limits
     set it: whether it would have gone on.
+
+    Methods raise ``ClosedEnvironmentError`` after ``close``, ``WorkerCrashError`` if a worker has
+    died, ``EnvTimeoutError`` if an env takes longer than its limit, and whatever an env raises,
+    with the worker's traceback as its cause. Of wrong actions (ValueError, TypeError) nothing was
+    sent.
 
     Attributes:
         num_envs: Number of envs.
@@ -169,6 +176,8 @@ class SubprocVecEnv(TwoCallSteps):
         self.terminal_observations: list[Any] = [None] * self.num_envs
         _register_with_baselines()
 
+    waiting = waiting
+
     @property
     def closed(self) -> bool:
         """Whether the envs are closed, by ``close`` or because a worker has died."""
@@ -182,41 +191,25 @@ class SubprocVecEnv(TwoCallSteps):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
     ) -> Any:
-        """Resets all envs, in parallel. A step that is running is finished, and its results lost.
+        """See ``VecEnv.reset``; a step that is running is finished, and its results lost.
 
         Args:
             seed: An int: env ``i`` gets ``seed + i``. A list: one seed (or None) for each env.
                 None: envs go on with the generators they have.
             options: Passed to every env's ``reset``; of a list, each env gets its own.
-
-        Returns:
-            Observations, ``(num_envs, ...)``: an array, or a dict or tuple of arrays.
-
-        Raises:
-            ClosedEnvironmentError: After ``close``.
-            ValueError: The number of seeds or options is wrong.
-            TypeError: A seed is no integer.
-            WorkerCrashError: A worker process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
         self._assert_open("reset")
         seeds, each = checked_seeds(seed, self.num_envs), checked_options(options, self.num_envs)
-        answers = self._reset_envs(seeds, each)
-        self.reset_infos = answers.infos
-        return answers.observations
+        self._exchange.drop(STEP)
+        observations, self.reset_infos = self._exchange.reset(None, seeds, each)
+        return observations
 
     def step_async(self, actions: Any) -> None:
-        """Starts a step of all envs and does not wait.
+        """See ``VecEnv.step_async``.
 
         Args:
             actions: One for each env: an array ``(num_envs, ...)`` or a list. For Dict and Tuple
                 spaces a list of dicts or tuples, or a dict or tuple of arrays.
-
-        Raises:
-            AlreadySteppingError: A step is running.
-            ClosedEnvironmentError: After ``close``.
-            ValueError: The number or shape of the actions is wrong. Nothing was sent.
-            TypeError: The dtype of the actions is wrong. Nothing was sent.
         """
         self._idle("step_async")
         if isinstance(actions, list):
@@ -226,31 +219,20 @@ class SubprocVecEnv(TwoCallSteps):
                     "was sent to any env."
                 )
             actions = batched(self.action_space, actions)
-        self._begin_step(actions)
+        self._exchange.begin(STEP, actions)
 
     def step_wait(self) -> StepResults:
-        """Waits for the step that ``step_async`` has started.
-
-        Returns:
-            Observations, as :meth:`reset`; rewards, float64 ``(num_envs,)``; dones, bool
-            ``(num_envs,)``: the episode has ended or was cut off; infos, a tuple of dicts, each
-            as its env returned it.
-
-        Raises:
-            NotSteppingError: No step was started.
-            EnvTimeoutError: An env takes longer than its time limit.
-            Exception: As :meth:`reset`.
-        """
+        """See ``VecEnv.step_wait``; rewards are float64, dones bool, infos a tuple of dicts."""
         self._assert_open("step_wait")
         if not self.waiting:
             raise NotSteppingError
-        answers = self._finish_step()
-        infos, dones = answers.infos, answers.terminations | answers.truncations
+        observations, rewards, terminations, truncations, infos = self._exchange.finish(STEP)
+        dones = terminations | truncations
         for env in np.flatnonzero(dones).tolist():
             self.terminal_observations[env], self.reset_infos[env] = split_end(infos, env)
-            if answers.truncations[env]:
-                infos[env]["TimeLimit.truncated"] = not answers.terminations[env]
-        return answers.observations, answers.rewards, dones, tuple(infos)
+            if truncations[env]:
+                infos[env]["TimeLimit.truncated"] = not terminations[env]
+        return observations, rewards, dones, tuple(infos)
 
     def step(self, actions: Any) -> StepResults:
         """Steps all envs, in parallel: :meth:`step_async`, then :meth:`step_wait`."""
@@ -258,31 +240,12 @@ class SubprocVecEnv(TwoCallSteps):
         return self.step_wait()
 
     def get_images(self) -> list[npt.NDArray[Any]]:
-        """A frame of each env, ``(height, width, 3)``, or whatever its ``render`` returns.
-
-        Raises:
-            AlreadySteppingError: A step is running.
-            ValueError: An env returns no frame: make the envs with ``render_mode="rgb_array"``.
-            Exception: As :meth:`reset`.
-        """
+        """See ``VecEnv.get_images``; the envs need ``render_mode="rgb_array"``."""
         self._idle("get_images")
         return checked_frames(self.vector_env.render())
 
     def render(self, mode: str = "human") -> Any:
-        """Shows the frames of all envs in one picture: see :func:`shmvec.rendering.tile_images`.
-
-        Args:
-            mode: "human": in a window. "rgb_array": returns the picture.
-
-        Returns:
-            Whether the window is open, or the picture, uint8 ``(rows * height, columns * width,
-            3)``.
-
-        Raises:
-            NotImplementedError: Another mode.
-            ImportError: The window needs pygame.
-            Exception: As :meth:`get_images`.
-        """
+        """See ``VecEnv.render``; "human" returns whether the window is open, and needs pygame."""
         if mode not in _RENDER_MODES:
             raise NotImplementedError(f"render(mode={mode!r}): the modes are {_RENDER_MODES}")
         viewer = self.get_viewer() if mode == "human" else None
@@ -293,35 +256,25 @@ class SubprocVecEnv(TwoCallSteps):
         return viewer.isopen
 
     def get_viewer(self) -> Viewer:
-        """The window, which opens with the first picture.
-
-        Raises:
-            ImportError: pygame is not installed.
-        """
+        """The window, which opens with the first picture, and needs pygame."""
         if self.viewer is None:
             self.viewer = Viewer(f"{self.num_envs} envs")
         return self.viewer
 
     def close(self, timeout: float | None = _CLOSE_S) -> None:
-        """Takes outstanding results, closes window and envs, and ends the processes.
-
-        A second call is harmless.
+        """See ``VecEnv.close``; a second call is harmless.
 
         Args:
             timeout: Seconds that a running step, and closing the envs, may take each. Then the
                 processes are terminated. None: as long as they take.
-
-        Raises:
-            Exception: What an env's ``close`` raises, after everything else is closed.
         """
         viewer, self.viewer = self.viewer, None
-        stepping, self.waiting = self.waiting, False
         late = False
         try:
             if viewer is not None:
                 viewer.close()
-            if stepping and not self.closed:
-                self._exchange.take(timeout=timeout)
+            if self.waiting and not self.closed:
+                self._exchange.finish(STEP, timeout)
         except multiprocessing.TimeoutError:
             late = True
         except Exception:  # raised by a step whose results are discarded
@@ -335,11 +288,10 @@ class SubprocVecEnv(TwoCallSteps):
                 f"Trying to operate on a SubprocVecEnv after calling close(): {name}()"
             )
 
-    def _idle(self, name: str) -> Exchange:
+    def _idle(self, name: str) -> None:
         self._assert_open(name)
         if self.waiting:
             raise AlreadySteppingError(name)
-        return super()._idle(name)
 
     def _compare_with(self, spaces: Any) -> None:
         for kind, given in zip(("observation", "action"), spaces or (), strict=False):

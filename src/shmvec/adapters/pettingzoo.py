@@ -13,15 +13,15 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import batch_space, create_empty_array
 
-from shmvec._arguments import checked_env_fns, checked_options, checked_seeds, existing_env_ids
-from shmvec.adapters._shared import TwoCallSteps, forwarded
-from shmvec.exchange import (
-    Answers,
-    Autoreset,
-    HostedEnv,
-    Options,
-    OwnsProcesses,
+from shmvec._arguments import (
+    checked_env_fns,
+    checked_options,
+    checked_seeds,
+    existing_env_ids,
+    reset_arguments,
 )
+from shmvec.adapters._shared import STEP, forwarded, waiting
+from shmvec.exchange import Autoreset, HostedEnv, Options, OwnsProcesses
 from shmvec.spaces import batched
 from shmvec.vector_env import ShmVectorEnv
 
@@ -433,7 +433,7 @@ class ParallelVectorEnv(OwnsProcesses):
         return {**infos, **found}
 
 
-class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
+class AgentRows(OwnsProcesses, gym.vector.VectorEnv[Any, Any, Any]):
     """Agents as rows: agent ``a`` of env ``e`` has row ``e * num_agents + a``.
 
     :meth:`ParallelVectorEnv.as_rows` makes it; SuperSuit's ``pettingzoo_env_to_vec_env_v1`` and
@@ -480,6 +480,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
     closed = forwarded("parallel", "closed")
     render = forwarded("parallel", "render")
     close = forwarded("parallel", "close")
+    waiting = waiting
 
     @property
     def alive(self) -> npt.NDArray[np.bool_]:
@@ -508,8 +509,8 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
                 of an env.
             Exception: As :meth:`ParallelVectorEnv.reset`.
         """
-        results = self.begin(seed=seed, options=options)
-        return results.observations, self._gathered(results.infos)
+        observations, infos = self.reset_rows(seed=seed, options=options)
+        return observations, self._gathered(infos)
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Steps all envs, in parallel.
@@ -530,7 +531,6 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
 
     def step_async(self, actions: Any) -> None:
         """Starts to step all envs and does not wait; :meth:`step` has the arguments."""
-        self._idle("step_async")
         parallel = self.parallel
         space, count = self.single_action_space, parallel.num_agents
         if isinstance(actions, list):
@@ -540,7 +540,8 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
             for index, agent in enumerate(parallel.possible_agents)
         }
         everyone = np.arange(parallel.num_envs)
-        self._begin_step(parallel._batched(by_agent, everyone, np.ones(len(everyone), np.bool_)))
+        asked = np.ones(len(everyone), np.bool_)
+        self._exchange.begin(STEP, parallel._batched(by_agent, everyone, asked))
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Waits for the step that :meth:`step_async` has started.
@@ -549,28 +550,27 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
             NoAsyncCallError: No step was started.
             Exception: As :meth:`step`.
         """
-        results = self.take()
-        flags = results.terminations, results.truncations
-        return results.observations, results.rewards, *flags, self._gathered(results.infos)
+        *results, infos = self.finish_rows()
+        return *results, self._gathered(infos)
 
-    def take(self) -> Answers:
-        """Waits as :meth:`step_wait`; returns a row for each agent, and infos one dict a row."""
-        answers = self._finish_step()
-        over, broken = answers.terminations, answers.truncations
-        finals = [info.get("final_obs") for info in answers.infos] if over.any() else None
+    def finish_rows(self) -> tuple[Any, Array, Array, Array, list[dict[str, Any]]]:
+        """Waits as :meth:`step_wait`; infos are one dict a row."""
+        observations, _, over, broken, infos = self._exchange.finish(STEP)
+        finals = [info.get("final_obs") for info in infos] if over.any() else None
         rewards, flags = self.parallel._agents_results(
-            answers.observations, over, broken, finals, slice(None), None
+            observations, over, broken, finals, slice(None), None
         )
         self._ended |= flags[: TRUNCATED + 1]
         ends = self._ended & (over | broken)
         ends[TERMINATED] |= (over | broken) & ~ends.any(0)
         self._ended[:, :, over | broken] = False
-        return self._answers(answers, rewards, ends)
+        rows = self._observed(observations), self._in_rows(rewards), *map(self._in_rows, ends)
+        return *rows, self._row_infos(infos)
 
-    def begin(
+    def reset_rows(
         self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
-    ) -> Answers:
-        """Resets as :meth:`reset`; returns a row for each agent, and infos one dict a row."""
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """Resets as :meth:`reset`; infos are one dict a row."""
         parallel, count = self.parallel, self.parallel.num_agents
         reset: Array = np.ones(parallel.num_envs, np.bool_)
         if isinstance(options, dict) and "reset_mask" in options:
@@ -587,35 +587,23 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
             options = (checked_options(options, self.num_envs) or [])[::count]
         if not isinstance(seed, int | np.integer | None):
             seed = (checked_seeds(seed, self.num_envs) or [])[::count]
-        self.waiting = False
-        self._exchange.discard()
-        parallel.async_reset(seed, options)
-        answers = self._exchange.delivered(self._exchange.take(everyone=True))
+        arguments = reset_arguments(parallel.num_envs, seed, options)
+        self._exchange.drop(STEP)
+        observations, some = self._exchange.reset(*arguments)
         nothing = np.zeros(parallel.num_envs, np.bool_)
-        rewards, _ = parallel._agents_results(
-            answers.observations, nothing, nothing, None, slice(None), reset
-        )
+        parallel._agents_results(observations, nothing, nothing, None, slice(None), reset)
         self._ended[:, :, reset] = False
-        return self._answers(answers, rewards, np.zeros_like(self._ended))
+        infos: list[dict[str, Any]] = [{} for _ in range(parallel.num_envs)]
+        for env, info in zip(arguments[0].tolist(), some, strict=True):
+            infos[env] = info
+        return self._observed(observations), self._row_infos(infos)
 
     def __del__(self) -> None:
         """Leaves the envs open: they belong to ``parallel``."""
 
-    def _answers(self, answers: Answers, rewards: Array, ends: Array) -> Answers:
-        """The answers of envs, spread over their rows."""
-        parallel = self.parallel
-        infos: list[dict[str, Any]] = [{} for _ in range(parallel.num_envs)]
-        for env, info in zip(answers.envs.tolist(), answers.infos, strict=True):
-            infos[env] = info
-        parts = [answers.observations[AGENTS][key] for key in parallel._keys.values()]
-        return Answers(
-            np.arange(self.num_envs, dtype=np.intp),
-            _interleaved(self.single_observation_space, parts),
-            self._in_rows(rewards),
-            self._in_rows(ends[TERMINATED]),
-            self._in_rows(ends[TRUNCATED]),
-            self._row_infos(infos),
-        )
+    def _observed(self, observations: Any) -> Any:
+        parts = [observations[AGENTS][key] for key in self.parallel._keys.values()]
+        return _interleaved(self.single_observation_space, parts)
 
     def _in_rows(self, by_agent: Array) -> Array:
         return by_agent.T.reshape(self.num_envs)  # a copy, unless there is one agent

@@ -1,4 +1,8 @@
-"""Stable-Baselines3's ``VecEnv`` for Gymnasium envs, and for the agents of PettingZoo envs."""
+"""Stable-Baselines3's ``VecEnv`` for Gymnasium envs, and for the agents of PettingZoo envs.
+
+Methods, their arguments and results are those of `SB3's VecEnv
+<https://stable-baselines3.readthedocs.io/en/master/guide/vec_envs.html>`_.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,8 @@ from shmvec._arguments import checked_env_fns, checked_options, checked_seeds
 from shmvec._options import takes_options
 from shmvec.adapters._sb3_env import RESET_INFO, SB3Env
 from shmvec.adapters._sb3_replay import ShmReplayBuffer
-from shmvec.adapters._shared import TwoCallSteps, forwarded, split_end
-from shmvec.exchange import (
-    Answers,
-    Autoreset,
-    AutoresetMode,
-    Exchange,
-    OwnsProcesses,
-)
+from shmvec.adapters._shared import STEP, forwarded, split_end, waiting
+from shmvec.exchange import Autoreset, AutoresetMode, Exchange, OwnsProcesses
 from shmvec.faults import EnvTimeoutError, WorkerCrashError
 from shmvec.spaces import batched
 
@@ -47,51 +45,26 @@ __all__ = ["AgentVecEnv", "ShmReplayBuffer", "ShmVecEnv"]
 _CLOSE_S = 2.0  # for envs to close while one of them is over its time limit
 
 
-class _RowsVecEnv(VecEnv):
-    """A ``VecEnv`` made of the answers of an exchange, with a row for each of SB3's envs."""
+class _RowsVecEnv(OwnsProcesses, VecEnv):
+    """A ``VecEnv`` made of the answers of envs, with a row for each of SB3's envs."""
 
     def reset(self) -> VecEnvObs:
-        """Resets all envs, with the seeds and options that were set for this reset.
-
-        A step that was begun and not waited for is finished first; its results are discarded.
-
-        Returns:
-            Observations, each array ``(num_envs, ...)``; infos are in ``reset_infos``.
-
-        Raises:
-            ClosedEnvironmentError: After ``close``.
-            ValueError: There are not as many seeds or options as envs.
-            EnvTimeoutError: An env takes longer than its time limit.
-            WorkerCrashError: A worker process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause.
-        """
+        """See ``VecEnv.reset``; a step that was begun is finished first, its results discarded."""
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
         options = self._options if any(self._options) else None
-        answers = self._answers_of_reset(seeds, options)
-        self.reset_infos = [self._reset_info(info) for info in answers.infos]
+        observations, infos = self._reset_rows(seeds, options)
+        self.reset_infos = [self._reset_info(info) for info in infos]
         # Seeds and options are used once.
         self._reset_seeds()
         self._reset_options()
-        return answers.observations
+        return observations
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Waits for the step that ``step_async`` began.
-
-        Returns:
-            Observations, each array ``(num_envs, ...)``: for an env that is done, those of its
-            reset; rewards, float32 ``(num_envs,)``; dones, bool ``(num_envs,)``; infos, a list of
-            dicts, each as its env returned it, with ``TimeLimit.truncated`` and, if done,
-            ``terminal_observation``.
-
-        Raises:
-            NoAsyncCallError: No step was begun.
-            Exception: As :meth:`reset`. The other envs have made their step; ``reset`` and
-                ``close`` are possible.
-        """
-        answers = self._answers_of_step()
-        infos, dones = answers.infos, answers.terminations | answers.truncations
+        """See ``VecEnv.step_wait``; raises ``NoAsyncCallError`` if no step was begun."""
+        observations, rewards, terminations, truncations, infos = self._finish_step()
+        dones = terminations | truncations
         # SB3's rule: it is no truncation where the episode terminated as well.
-        limited = (answers.truncations & ~answers.terminations).tolist()
+        limited = (truncations & ~terminations).tolist()
         ended = {}
         for row in dones.nonzero()[0].tolist():
             ended[row], reset_info = split_end(infos, row)
@@ -100,12 +73,12 @@ class _RowsVecEnv(VecEnv):
             info["TimeLimit.truncated"] = truncated
         for row, last in ended.items():
             infos[row]["terminal_observation"] = last
-        return answers.observations, answers.rewards.astype(np.float32), dones, infos
+        return observations, rewards.astype(np.float32), dones, infos
 
-    def _answers_of_reset(self, seeds: Any, options: Any) -> Answers:
+    def _reset_rows(self, seeds: Any, options: Any) -> tuple[Any, list[dict[str, Any]]]:
         raise NotImplementedError
 
-    def _answers_of_step(self) -> Answers:
+    def _finish_step(self) -> tuple[Any, ...]:
         raise NotImplementedError
 
     def _reset_info(self, info: dict[str, Any]) -> dict[str, Any]:
@@ -113,11 +86,17 @@ class _RowsVecEnv(VecEnv):
         return info
 
 
-class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
+class ShmVecEnv(_RowsVecEnv):
     """Steps Gymnasium envs in worker processes, for Stable-Baselines3.
 
     Takes the place of ``SubprocVecEnv``: the same arguments, methods and results. Rewards are
     float32 and observations have the dtype of their space, as ``DummyVecEnv`` returns them.
+
+    Methods raise ``ClosedEnvironmentError`` after ``close``, ``AlreadyPendingCallError`` between
+    the two calls of a step (but for ``reset`` and ``close``), ``WorkerCrashError`` if a worker has
+    died, ``EnvTimeoutError`` if an env takes longer than its limit, and whatever an env raises,
+    with the worker's traceback as its cause; the other envs have made their step then. Of wrong
+    actions (ValueError, TypeError) nothing was sent.
 
     Attributes:
         num_envs: Number of envs.
@@ -206,6 +185,8 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
             raise
         self.metadata = {**self._exchange.metadata, **self.metadata}
 
+    waiting = waiting
+
     def __repr__(self) -> str:
         """How many envs it steps, where, and how; and whether it is closed."""
         return repr(self._exchange)
@@ -222,12 +203,7 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
 
     @property
     def envs(self) -> list[gym.Env[Any, Any]]:
-        """The envs themselves, as ``DummyVecEnv`` has them; only with ``num_workers=0``.
-
-        Raises:
-            AttributeError: The envs live in workers.
-            AlreadyPendingCallError: A step was begun and not waited for.
-        """
+        """The envs themselves, as ``DummyVecEnv`` has them; only with ``num_workers=0``."""
         if self.num_workers:
             raise AttributeError(
                 "the envs live in workers: ask them by get_attr(), set_attr() and env_method(), or "
@@ -235,10 +211,11 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
             )
         return self._ask(None, "itself")
 
-    def _answers_of_reset(self, seeds: Any, options: Any) -> Answers:
-        return self._reset_envs(
-            checked_seeds(seeds, self.num_envs), checked_options(options, self.num_envs)
-        )
+    def _reset_rows(self, seeds: Any, options: Any) -> tuple[Any, list[dict[str, Any]]]:
+        seeds = checked_seeds(seeds, self.num_envs)
+        options = checked_options(options, self.num_envs)
+        self._exchange.drop(STEP)
+        return self._exchange.reset(None, seeds, options)
 
     def _reset_info(self, info: dict[str, Any]) -> dict[str, Any]:
         """The env's own info, and the core's report of a fault."""
@@ -247,34 +224,20 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
         return own
 
     def step_async(self, actions: npt.ArrayLike) -> None:
-        """Starts to step all envs and does not wait.
+        """See ``VecEnv.step_async``; of Dict and Tuple action spaces, actions are a list."""
+        self._exchange.begin(STEP, _batched(self.action_space, actions))
 
-        Args:
-            actions: One for each env: an array ``(num_envs, ...)`` or a list; of Dict and Tuple
-                action spaces a list.
-
-        Raises:
-            ClosedEnvironmentError: After ``close``.
-            AlreadyPendingCallError: A step was begun already.
-            ValueError: The number of the actions is wrong. Nothing was sent.
-            TypeError: The dtype of the actions is wrong. Nothing was sent.
-        """
-        self._idle("step_async")
-        self._begin_step(_batched(self.action_space, actions))
-
-    def _answers_of_step(self) -> Answers:
-        return self._finish_step()
+    def _finish_step(self) -> tuple[Any, ...]:
+        results: tuple[Any, ...] = self._exchange.finish(STEP)
+        return results
 
     def close(self) -> None:
         """Closes the envs and ends the workers. May be called twice, and while a step is in flight.
 
         Where an env is over its time limit, all envs get two seconds to close; then their processes
         are terminated.
-
-        Raises:
-            Exception: What an env's ``close`` raises, after everything else is closed.
         """
-        self.waiting = False
+        self._exchange.drop(STEP)
         timeout = None
         try:
             self._exchange.discard()
@@ -290,37 +253,14 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
         return all(self._ask(None, "has_attr", attr_name))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The attribute of each env, or one of its wrappers.
-
-        Args:
-            attr_name: Name of the attribute. A method is returned, not called.
-            indices: Which envs, an int or several; negative ones count from the end. None: all.
-
-        Returns:
-            One value for each of these envs, in this order.
-
-        Raises:
-            ClosedEnvironmentError: After ``close``.
-            AlreadyPendingCallError: A step was begun and not waited for.
-            IndexError: There is no such env.
-            AttributeError: There is no such attribute.
-            Exception: What pickling the value raises.
-        """
+        """See ``VecEnv.get_attr``; a method is returned, not called."""
         return self._ask(indices, "get_attr", attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Sets an attribute of each env, on the env itself or on the wrapper that has it.
-
-        Args:
-            attr_name: Name of the attribute. If none has it, it is made on the outermost wrapper.
-            value: The value, the same for all envs.
-            indices: As for :meth:`get_attr`.
-
-        Raises:
-            Exception: As :meth:`get_attr`.
-        """
+        """See ``VecEnv.set_attr``; it is set on the env itself or on the wrapper that has it."""
         envs = self._existing(indices)
-        self._idle("set_attr").set_attr(attr_name, dict.fromkeys(envs, value))
+        self._exchange.check_pending("set_attr")
+        self._exchange.set_attr(attr_name, dict.fromkeys(envs, value))
 
     def env_method(
         self,
@@ -329,34 +269,17 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
         indices: VecEnvIndices = None,
         **method_kwargs: Any,
     ) -> list[Any]:
-        """Calls a method of each env, or one of its wrappers, in parallel.
-
-        Args:
-            method_name: Name of the method, such as "action_masks" or "compute_reward".
-            *method_args: Positional arguments for the method.
-            indices: As for :meth:`get_attr`; an env that is named twice is called twice.
-            **method_kwargs: Keyword arguments for the method.
-
-        Returns:
-            One result for each of these envs, in this order.
-
-        Raises:
-            Exception: As :meth:`get_attr`; and whatever the method raises, with the worker's
-                traceback as its cause.
-        """
+        """See ``VecEnv.env_method``; an env that is named twice is called twice."""
         return self._ask(indices, "env_method", method_name, method_args, method_kwargs)
 
     def env_is_wrapped(
         self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
     ) -> list[bool]:
-        """Whether each of these envs has a wrapper of this class; see :meth:`get_attr`."""
+        """See ``VecEnv.env_is_wrapped``."""
         return self._ask(indices, "is_wrapped", wrapper_class)
 
     def get_images(self) -> Sequence[npt.NDArray[Any] | None]:
-        """A frame of each env, as its ``render`` returns it.
-
-        None, and a warning, unless the render mode is "rgb_array".
-        """
+        """A frame of each env; None, and a warning, unless the render mode is "rgb_array"."""
         if self.render_mode != "rgb_array":
             warnings.warn(
                 f"there are no images of envs whose render_mode is {self.render_mode!r}: make them "
@@ -368,7 +291,8 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
 
     def restart(self, indices: VecEnvIndices = None) -> None:
         """Restarts the workers of some envs, whose next step truncates; see ``ShmVectorEnv``."""
-        self._idle("restart").restart(sorted(set(self._existing(indices))))
+        self._exchange.check_pending("restart")
+        self._exchange.restart(sorted(set(self._existing(indices))))
 
     def _existing(self, indices: VecEnvIndices) -> list[int]:
         """Indices of envs as a list of ints, none of them negative."""
@@ -388,8 +312,9 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
         envs = self._existing(indices)
         left = Counter(envs)
         answers: dict[int, list[Any]] = {env: [] for env in left}
+        self._exchange.check_pending(name)
         while left:
-            results = self._idle(name).call(name, args, envs=list(left))
+            results = self._exchange.call(name, args, envs=list(left))
             for env, result in zip(left, results, strict=True):
                 answers[env].append(result)
             left -= Counter(list(left))
@@ -406,7 +331,7 @@ def _batched(space: gym.Space[Any], actions: Any) -> Any:
     return batched(space, actions)
 
 
-class AgentVecEnv(OwnsProcesses, _RowsVecEnv):
+class AgentVecEnv(_RowsVecEnv):
     """:class:`shmvec.adapters.pettingzoo.AgentRows`, with SB3's four values and lists of infos.
 
     A request to a row goes to the row's env: ``get_attr``, ``env_method`` and ``set_attr`` reach
@@ -443,17 +368,17 @@ class AgentVecEnv(OwnsProcesses, _RowsVecEnv):
         self._seeds = [first + row // count for row in range(self.num_envs)]
         return self._seeds
 
-    def _answers_of_reset(self, seeds: Any, options: Any) -> Answers:
-        answers: Answers = self.rows.begin(seed=seeds, options=options)
-        return answers
+    def _reset_rows(self, seeds: Any, options: Any) -> tuple[Any, list[dict[str, Any]]]:
+        rows: tuple[Any, list[dict[str, Any]]] = self.rows.reset_rows(seed=seeds, options=options)
+        return rows
 
     def step_async(self, actions: Any) -> None:
         """Starts to step all rows and does not wait; see ``AgentRows.step``."""
         self.rows.step_async(actions)
 
-    def _answers_of_step(self) -> Answers:
-        answers: Answers = self.rows.take()
-        return answers
+    def _finish_step(self) -> tuple[Any, ...]:
+        rows: tuple[Any, ...] = self.rows.finish_rows()
+        return rows
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Gets the attribute of the env of each of these rows."""
