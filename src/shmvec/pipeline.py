@@ -150,12 +150,8 @@ class Pipeline:
         self.deterministic = deterministic
         self._exchange: Exchange = exchange
         self._seen, self._acted = envs.single_observation_space, envs.single_action_space
-        self._groups = [
-            _Group(
-                of, _part(of), _runs(of), [r[0] for r in exchange.ranges if np.isin(r, of).any()]
-            )
-            for of in grouped(exchange.ranges, count)
-        ]
+        self._groups = [self._group(of) for of in grouped(exchange.ranges, count)]
+        self._everyone = self._group(np.arange(envs.num_envs, dtype=np.intp))
         self._fixed = batch == "fixed"
         self._size = max(len(group.envs) for group in self._groups)
         self._tensors = None if device is None else Tensors(device)
@@ -163,7 +159,6 @@ class Pipeline:
         size = self._size if self._fixed else None
         self._caller = PolicyCaller(exchange, policy, size, *reading)
         self._same_step = exchange.autoreset.in_step
-        self._everyone = np.arange(envs.num_envs, dtype=np.intp)
         # A worker answers in the order of its requests, and so do groups that share workers.
         self._in_turn = deterministic or all(
             group.firsts == self._groups[0].firsts for group in self._groups
@@ -291,27 +286,20 @@ class Pipeline:
         return started
 
     def _fill_in_lockstep(self, rollout: Collected, mirror: Mirror | None, end: int) -> float:
-        """Makes steps with one group of all envs: workers write into the rollout themselves."""
-        everyone, whole, started = self._everyone, slice(None), 0.0
+        """Makes steps of all envs at once, each in one call of the exchange."""
+        everyone, started = self._everyone, 0.0
         tracked = self._caller.has_reset  # else where episodes end matters only after the last step
         for t in range(rollout.steps, end):
-            if mirror is None:
-                observations = self._at(rollout, t, whole)
-            else:
-                observations = mirror.observations(t, whole, [whole])
-            begun = self._begun.nonzero()[0].tolist() if tracked else []
-            self._caller.step(everyone, observations, None, begun, ask=rollout.step)
+            self._choose(everyone, self._shown(rollout, mirror, t, everyone), rollout.step)
             if tracked or t >= end - 2:  # _note looks back one step
-                self._note(whole, rollout.terminations[t + 1] | rollout.truncations[t + 1])
+                self._note(everyone.part, rollout.terminations[t + 1] | rollout.truncations[t + 1])
             started = started or time.perf_counter()
         return started
 
     def _ask_into(self, rollout: Collected, mirror: Mirror | None, group: _Group) -> None:
-        if mirror is None:
-            observations = self._at(rollout, group.steps, group.part)
-        else:
-            observations = mirror.observations(group.steps, group.part, group.runs)
+        observations = self._shown(rollout, mirror, group.steps, group)
         self._choose(group, observations, partial(rollout.ask, group.part, group.steps))
+        self._in_flight.append(group)
 
     def _take_into(self, rollout: Collected, group: _Group) -> None:
         row_infos = row_infos_of(self._take(group, arrays=False))
@@ -321,9 +309,11 @@ class Pipeline:
         index = group.steps, group.part
         self._note(group.part, rollout.terminations[index] | rollout.truncations[index])
 
-    def _at(self, rollout: Collected, index: int, part: Any) -> Any:
-        """Observations of some envs at an index of the rollout."""
-        observations = rollout.observations
+    def _shown(self, rollout: Collected, mirror: Mirror | None, index: int, group: _Group) -> Any:
+        """A group's observations at an index of the rollout, for the policy."""
+        if mirror is not None:
+            return mirror.observations(index, group.part, group.runs)
+        part, observations = group.part, rollout.observations
         if isinstance(observations, np.ndarray):  # the usual
             return observations[index, part]
         return mapped(self._seen, lambda each: each[index, part], observations)
@@ -391,6 +381,7 @@ class Pipeline:
     def _ask(self, group: _Group) -> None:
         """Asks the policy about a group, and its envs to step."""
         actions, extras = self._choose(group, group.observations, self._ask_together)
+        self._in_flight.append(group)
         # Copies, because the policy may reuse its arrays.
         group.actions = mapped(self._acted, _copied, self._acted, actions)
         if self._tensors is None:
@@ -466,6 +457,12 @@ class Pipeline:
 
     # ---- groups ------------------------------------------------------------------------------
 
+    def _group(self, envs: npt.NDArray[np.intp]) -> _Group:
+        runs = _runs(envs)
+        part = runs[0] if len(runs) == 1 else envs  # a slice copies nothing
+        firsts = [owned[0] for owned in self._exchange.ranges if np.isin(owned, envs).any()]
+        return _Group(envs, part, runs, firsts)
+
     def _choose(
         self,
         group: _Group,
@@ -474,9 +471,7 @@ class Pipeline:
     ) -> tuple[Any, dict[str, Any]]:
         """Asks the policy for actions, and the group to step; returns the policy's answer."""
         begun = group.envs[self._begun[group.part]].tolist() if self._caller.has_reset else []
-        answer = self._caller.step(group.envs, observations, None, begun, ask=step)
-        self._in_flight.append(group)
-        return answer
+        return self._caller.step(group.envs, observations, None, begun, ask=step)
 
     def _ask_together(self, envs: npt.NDArray[np.intp], actions: Any, extras: Any) -> None:
         self._exchange.ask(envs, actions, together=True)
@@ -555,12 +550,6 @@ class Pipeline:
     @staticmethod
     def _some(space: gym.Space[Any], batch: Any, rows: npt.NDArray[np.intp]) -> Any:
         return mapped(space, lambda part: chosen(part, rows), batch)
-
-
-def _part(envs: npt.NDArray[np.intp]) -> Any:
-    """An index for these envs: a slice, which copies nothing, where they are neighbours."""
-    runs = _runs(envs)
-    return runs[0] if len(runs) == 1 else envs
 
 
 def _runs(envs: npt.NDArray[np.intp]) -> list[slice]:

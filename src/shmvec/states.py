@@ -34,12 +34,15 @@ class _Part:
     Attributes:
         dtype: The dtype of the slice; None if the part is an object.
         size: The length of the slice.
-        shape: The shape of the state, if it has only this part.
     """
 
     dtype: np.dtype[Any] | None = None
     size: int = 0
-    shape: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the state, if it has only this part."""
+        return (self.size,)
 
     def get(self, out: Any) -> Any:
         """Fills the slice ``out``; or returns the object."""
@@ -342,7 +345,6 @@ class _ElapsedSteps(_Part):
 
     dtype = _FLOAT
     size = 1
-    shape = (1,)
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -381,7 +383,6 @@ class _Attributes(_Part):
         self._layer = layer
         self._sizes = sizes
         self.size = sum(2 + size for size in sizes.values())  # with its kind and their number
-        self.shape = (self.size,)
 
     def get(self, out: Vector) -> None:
         """Writes each attribute's type code, number of values, and values."""
@@ -444,7 +445,6 @@ class _Generator(_Part):
 
     dtype = _FLOAT
     size = 10
-    shape = (10,)
 
     def __init__(self, layer: Any) -> None:
         self._env = layer
@@ -520,7 +520,6 @@ class _Mujoco(_Part):
         sizes = [self._count, sum(map(len, self._derived)), len(self._present)]
         self._ends = np.cumsum(sizes).tolist()
         self.size = self._ends[-1] + len(self._options)
-        self.shape = (self.size,)
         # The last slice, and its parts: it is the same one nearly always.
         self._slice: Vector | None = None
         self._joints = self._measured = self._drawn = self._optional = self._present
@@ -606,7 +605,6 @@ class _Ale(_Part):
         # The size must be the same in every process, while numbers, written as text, vary.
         longest = re.sub(rb"(?<= )\d+(?= )", b"0" * 10, self._serialised())
         self.size = self._LENGTH + (len(longest) * 17 // 16 + 511) // 512 * 512
-        self.shape = (self.size,)
         self._known: tuple[tuple[int, int], bool] = ((0, 0), False)  # a moment, and what it was
 
     def _serialised(self) -> bytes:
@@ -686,7 +684,6 @@ class _AtariPreprocessing(_Part):
         self._layer = layer
         self._frame = layer.obs_buffer[0].size
         self.size = 2 * self._frame + 8
-        self.shape = (self.size,)
 
     def get(self, out: Vector) -> None:
         for i, frame in enumerate(self._layer.obs_buffer):
@@ -713,7 +710,6 @@ class _Frames(_Part):
         self._dtype, self._frame_shape, self._frame = first.dtype, first.shape, first.nbytes
         used = len(layer.obs_queue) * self._frame
         self.size = (used + 7) // 8 * 8
-        self.shape = (self.size,)
 
     def get(self, out: Vector) -> None:
         for i, frame in enumerate(self._layer.obs_queue):
@@ -735,6 +731,8 @@ def _own(layer: Any) -> _Part:
 
 class _OwnArray(_Part):
     """The state of an env whose ``get_state`` returns arrays of one shape and dtype."""
+
+    shape: tuple[int, ...] = ()
 
     def __init__(self, layer: Any, first: Vector) -> None:
         """Makes the part of a layer, for arrays like its first state."""
