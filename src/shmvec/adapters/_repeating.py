@@ -115,15 +115,7 @@ class RepeatingEnvs:
     # ---- steps and resets --------------------------------------------------------------------
 
     def begin(self, requests: Mapping[int, Step | Reset]) -> None:
-        """Asks envs and does not wait; :meth:`finish` must follow.
-
-        Args:
-            requests: The request to each env, by env.
-
-        Raises:
-            ValueError: The number or shape of the actions is wrong. Nothing was sent.
-            TypeError: The dtype of the actions is wrong. Nothing was sent.
-        """
+        """Asks envs and does not wait; :meth:`finish` must follow with the same requests."""
         self.exchange.discard()  # what an interrupted call has left in flight
         self.exchange.recycle()
         self._ask(requests)
@@ -144,17 +136,10 @@ class RepeatingEnvs:
     def finish(self, requests: Mapping[int, Step | Reset]) -> dict[int, Answer]:
         """Waits for the requests of :meth:`begin`, and repeats those that were lost.
 
-        Args:
-            requests: The same as for :meth:`begin`.
-
         Returns:
             The answer of each env, by env. The info of an env that was restarted has ``fault``;
             after a repeated step also ``reset_observation`` and ``reset_info``, with which the new
             episode began.
-
-        Raises:
-            WorkerCrashError: A worker died, and the policy does not restart it, or not again.
-            EnvTimeoutError: An env takes longer than its time limit.
         """
         answers = self._take(requests)
         while lost := {env: asked for env, asked in requests.items() if env not in answers}:
@@ -196,12 +181,7 @@ class RepeatingEnvs:
     # ---- calls -------------------------------------------------------------------------------
 
     def call_one(self, env: int, name: str) -> Any:
-        """Calls a method of an env; if its worker dies, the env is reset, and the call repeated.
-
-        Raises:
-            WorkerCrashError: A worker died, and the policy does not restart it, or not again.
-            Exception: Whatever the env raises.
-        """
+        """Calls a method of an env; if its worker dies, the env is reset, and the call repeated."""
         while True:
             self.exchange.discard()
             try:
@@ -221,15 +201,8 @@ class RepeatingEnvs:
     def leave(self, envs: Sequence[int], timeout: float | None) -> bool:
         """Closes some envs; the processes end when the last env is closed.
 
-        Args:
-            envs: The envs to close.
-            timeout: Seconds that they may take.
-
         Returns:
             Whether no env is left, so that ``exchange.close`` is due.
-
-        Raises:
-            Exception: What an env's ``close`` raises.
         """
         self._open.difference_update(envs)
         if not self._open or self.exchange.closed:

@@ -54,6 +54,10 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
     ``restarts``; after a step also ``reset_observation`` and ``reset_info``, with which the new
     episode began.
 
+    Methods raise ``ValueError`` before :meth:`initialize` and after :meth:`close`,
+    ``TooManyFaultsError`` if the process has died too often, and whatever the env raises, with the
+    process's traceback as its cause.
+
     Attributes:
         group: The envs that were started with this one, through which it is asked; None before
             the start.
@@ -82,9 +86,6 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
                 10 minutes.
             **options: Further arguments of :class:`shmvec.exchange.Exchange`, such as ``context=``
                 and ``step_timeout=``.
-
-        Raises:
-            TypeError: ``env_fn`` is no function.
         """
         checked_env_fns([env_fn])
         self._new_group = partial(RepeatingEnvs, [env_fn], faults, **options)
@@ -96,26 +97,14 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
     # ---- starting ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the process, which builds the env, and does not wait. A second call is harmless.
-
-        Raises:
-            ValueError: After :meth:`close`.
-            TypeError: ``env_fn`` cannot be pickled, and the process is not forked; or one of the
-                options is wrong (or ValueError).
-        """
+        """Starts the process, which builds the env, and does not wait; again is harmless."""
         if self.closed:
             raise ValueError("The subprocess was closed already: make a new SubprocessEnv.")
         if self.group is None:
             self.group = self._new_group()
 
     def initialize(self) -> None:
-        """Waits until the env is built, and fetches its spaces. A second call is harmless.
-
-        Raises:
-            ValueError: Before :meth:`start`, or after :meth:`close`.
-            WorkerCrashError: The process died while it built the env; it may be started again.
-            Exception: Whatever ``env_fn`` raises, with the process's traceback as its cause.
-        """
+        """Waits until the env is built, and fetches its spaces. A second call is harmless."""
         group = self._started("initialize()")
         try:
             group.exchange.initialize()
@@ -134,12 +123,7 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         return self.group
 
     def ready_for(self, method: str) -> RepeatingEnvs:
-        """The group through which a method asks the env.
-
-        Raises:
-            ValueError: Before :meth:`initialize`, after :meth:`close`, or after a fault that has
-                ended the process for good.
-        """
+        """The group through which a method asks the env; ValueError if that is impossible."""
         group = self._started(method)
         if not group.exchange.initialized:
             raise ValueError(
@@ -194,42 +178,14 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets the env.
-
-        Args:
-            seed: Seed of the env's random generator.
-            options: Options of the env's ``reset``.
-
-        Returns:
-            Observation and info.
-
-        Raises:
-            ValueError: Before :meth:`initialize`, or after :meth:`close`.
-            TypeError: The seed is no integer.
-            TooManyFaultsError: The process has died too often.
-            Exception: Whatever the env raises, with the process's traceback as its cause.
-        """
+        """See ``gymnasium.Env.reset``."""
         self.ready_for("reset()")
         (checked,) = checked_seeds([seed], 1) or [None]
         super().reset(seed=seed)
         return self._ask(Reset(checked, options))  # type: ignore[no-any-return]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Steps the env.
-
-        Args:
-            action: An action of the env's action space.
-
-        Returns:
-            Observation, reward, terminated, truncated and info.
-
-        Raises:
-            ValueError: Before :meth:`initialize`, after :meth:`close`, or after the end of an
-                episode; the action's shape is wrong.
-            TypeError: The action's dtype is wrong.
-            TooManyFaultsError: The process has died too often.
-            Exception: Whatever the env raises, with the process's traceback as its cause.
-        """
+        """See ``gymnasium.Env.step``; raises ValueError after the end of an episode."""
         if self.ready_for("step()").over[self.index]:
             raise ValueError("The episode is over. Call 'reset()' before 'step()'.")
         if current() is not None:  # checked here, before it is sent together with others
@@ -237,15 +193,7 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         return self._ask(Step(action))  # type: ignore[no-any-return]
 
     def render(self, mode: str | None = None) -> Any:
-        """Renders the env, and returns its frame.
-
-        Args:
-            mode: Not used: a Gymnasium env has its ``render_mode``.
-
-        Raises:
-            ValueError: Before :meth:`initialize`, or after :meth:`close`.
-            Exception: Whatever the env raises.
-        """
+        """Renders the env, and returns its frame; ``mode`` is not used."""
         self.ready_for("render()")
         return self._ask("render")
 
@@ -258,9 +206,6 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         Args:
             timeout: Seconds that this may take; then the process is terminated. None: as long as
                 it takes.
-
-        Raises:
-            Exception: What the env's ``close`` raises.
         """
         if not self.closed:
             self._ask(_Close(timeout))
@@ -295,16 +240,11 @@ class MultiEnv(OwnsProcesses):
     """
 
     def __init__(self, envs: Iterable[gym.Env[Any, Any]]) -> None:
-        """Takes the envs.
+        """Takes the envs, which have equal spaces.
 
         Args:
             envs: Each a :class:`SubprocessEnv`, or one in wrappers (then its step runs in a
                 thread, and its request to the env is sent together with those of the others).
-
-        Raises:
-            ValueError: There is none, one is there twice, one is not initialized or closed, or
-                spaces differ.
-            TypeError: One of them is no env.
         """
         self._envs = list(envs)
         if not self._envs:
@@ -355,12 +295,6 @@ class MultiEnv(OwnsProcesses):
 
         Returns:
             One observation for each env. The infos are in ``reset_infos``.
-
-        Raises:
-            ValueError: After :meth:`close`; the number of seeds or options is wrong.
-            TypeError: A seed is no integer.
-            TooManyFaultsError: A process has died too often.
-            Exception: Whatever an env raises, with its index.
         """
         self._check_open("reset()")
         count = len(self._envs)
@@ -391,7 +325,6 @@ class MultiEnv(OwnsProcesses):
             ValueError: After :meth:`close`; the number of actions, or the shape of one, is wrong.
                 No env has made a step.
             TypeError: The dtype of an action is wrong. No env has made a step.
-            TooManyFaultsError: A process has died too often.
             Exception: Whatever an env raises, with its index; the others have made their step.
         """
         self._check_open("step()")
@@ -417,15 +350,7 @@ class MultiEnv(OwnsProcesses):
         return observations, rewards, terminals, infos
 
     def close(self, timeout: float | None = _CLOSE_S) -> None:
-        """Closes all envs, in parallel, and ends their processes; a second call is harmless.
-
-        Args:
-            timeout: Seconds that this may take; then the processes are terminated. None: as long
-                as it takes.
-
-        Raises:
-            Exception: What an env's ``close`` raises, after all are closed.
-        """
+        """Closes all envs, in parallel; see :meth:`SubprocessEnv.close`."""
         if self._closed:
             return
         self._closed = True
@@ -485,22 +410,12 @@ def create_subprocess_envs(
     """Starts a process for each env, and builds them all in parallel.
 
     Args:
-        env_fns: One function for each env, called in its process, and again in each process that
-            replaces it.
-        faults: What is done when a process dies, and how often. None: it is replaced, up to 10
-            times in 10 minutes.
-        **options: Further arguments of :class:`shmvec.exchange.Exchange`, such as ``context=`` and
-            ``step_timeout=``.
+        env_fns: One function for each env.
+        faults: As for :class:`SubprocessEnv`.
+        **options: Likewise.
 
     Returns:
         One handle for each env, ready to be used.
-
-    Raises:
-        ValueError: No env_fns, or a wrong option.
-        TypeError: Something in ``env_fns`` is not callable or cannot be pickled; a wrong option.
-        WorkerCrashError: A process died while it built its env.
-        Exception: Whatever an env_fn raises, with the process's traceback, which names the env, as
-            its cause.
     """
     functions = checked_env_fns(list(env_fns))
     envs = [SubprocessEnv(env_fn, faults=faults, **options) for env_fn in functions]
@@ -527,12 +442,7 @@ def create_subprocess_envs(
 
 
 def _check_actions(space: gym.Space[Any], actions: Sequence[Any]) -> None:
-    """Refuses actions that the core would refuse, before anything is sent.
-
-    Raises:
-        ValueError: The shape of an action is wrong.
-        TypeError: The dtype of an action is wrong.
-    """
+    """Refuses actions that the core would refuse, before anything is sent."""
     if actions:
         envs = np.arange(len(actions))
         ActionRows(space, len(actions)).of(envs, batched(space, actions))

@@ -1,4 +1,7 @@
-"""PettingZoo parallel envs over ``ShmVectorEnv``: dicts of agents in and out, a slab an agent."""
+"""PettingZoo parallel envs over ``ShmVectorEnv``: dicts of agents in and out, a slab an agent.
+
+Envs are those of `PettingZoo's parallel API <https://pettingzoo.farama.org/api/parallel/>`_.
+"""
 
 from __future__ import annotations
 
@@ -113,8 +116,7 @@ class ParallelVectorEnv(OwnsProcesses):
         Raises:
             TypeError: An env_fn returns no parallel env.
             RuntimeError: Agents or their spaces differ between the envs.
-            ValueError: Two agents of an env have the same name; and as ``ShmVectorEnv``.
-            Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
+            Exception: As ``ShmVectorEnv``.
         """
         functions: list[Any] = [
             partial(Team, env, env_fn) for env, env_fn in enumerate(checked_env_fns(env_fns))
@@ -193,23 +195,11 @@ class ParallelVectorEnv(OwnsProcesses):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
     ) -> tuple[ByAgent, ByAgent]:
-        """Resets all envs, in parallel.
-
-        Args:
-            seed: An int: env ``i`` gets ``seed + i``. A list: one seed (or None) for each env.
-            options: Passed to every env's ``reset``; of a list, each env gets its own.
-                ``options["reset_mask"]``, a bool array ``(num_envs,)``, is not passed: only the
-                envs that it marks are reset.
+        """Resets all envs; arguments and exceptions are those of :meth:`shmvec.ShmVectorEnv.reset`.
 
         Returns:
             Observations ``(num_envs, ...)`` by agent, and infos: by agent, Gymnasium's dict of
             arrays ``(num_envs, ...)``, each with a mask ``_key``.
-
-        Raises:
-            ClosedEnvironmentError: After ``close``.
-            ValueError: The number of seeds or options, or the shape of the mask, is wrong.
-            TypeError: A seed is no integer, or the mask no array of bools.
-            Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
         mask = options.get("reset_mask") if isinstance(options, dict) else None
         return self._begun_anew(self.envs.reset(seed=seed, options=options), mask)
@@ -239,8 +229,7 @@ class ParallelVectorEnv(OwnsProcesses):
                 batched as ``action_space(agent)`` says. In envs in which the agent is not alive the
                 action is ignored, and may be NaN or None; an agent that is alive in no env may be
                 left out.
-            mask: Which envs to step, bool ``(num_envs,)``. The others are not stepped: they return
-                their last observations, rewards 0, no flags and no infos.
+            mask: As for :meth:`shmvec.ShmVectorEnv.step`.
 
         Returns:
             By agent: observations ``(num_envs, ...)``; rewards, float64 ``(num_envs,)``;
@@ -249,15 +238,10 @@ class ParallelVectorEnv(OwnsProcesses):
             handled: all agents of such an env are truncated.
 
         Raises:
-            ClosedEnvironmentError: After ``close``.
             ResetNeeded: An env has never been reset. Nothing was sent.
-            ValueError: There is no such agent, actions of one that is alive are missing, or their
-                number or shape is wrong. Nothing was sent.
-            TypeError: The dtype of the actions is wrong. Nothing was sent.
-            AssertionError: An episode is over and was not reset (DISABLED). Nothing was sent.
-            EnvTimeoutError: An env takes longer than its time limit.
-            WorkerCrashError: A worker process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause.
+            ValueError: There is no such agent, or actions of one that is alive are missing. Nothing
+                was sent.
+            Exception: As :meth:`shmvec.ShmVectorEnv.step`.
         """
         asked = np.ones(self.num_envs, np.bool_)
         if mask is not None and np.shape(mask) == asked.shape:  # else the core raises an error
@@ -266,24 +250,12 @@ class ParallelVectorEnv(OwnsProcesses):
         return self._taken_apart(self.envs.step(batch, mask=mask), mask)
 
     def step_async(self, actions: Mapping[Any, Any]) -> None:
-        """Starts to step all envs and does not wait; takes and raises what :meth:`step` does.
-
-        Raises:
-            AlreadyPendingCallError: A call was started and not waited for.
-        """
+        """Starts to step all envs and does not wait; takes and raises what :meth:`step` does."""
         everyone = np.arange(self.num_envs)
         self.envs.step_async(self._batched(actions, everyone, np.ones(self.num_envs, np.bool_)))
 
     def step_wait(self, timeout: float | None = None) -> StepResults:
-        """Waits for the step that :meth:`step_async` has started.
-
-        Args:
-            timeout: Seconds after which it raises TimeoutError. None: as long as it takes.
-
-        Raises:
-            NoAsyncCallError: No step was started.
-            Exception: As :meth:`step`.
-        """
+        """Waits for :meth:`step_async`; see :meth:`shmvec.ShmVectorEnv.step_wait`."""
         return self._taken_apart(self.envs.step_wait(timeout), None)
 
     def send(self, actions: Mapping[Any, Any], env_id: npt.ArrayLike | None = None) -> None:
@@ -292,17 +264,12 @@ class ParallelVectorEnv(OwnsProcesses):
         Args:
             actions: As for :meth:`step`, one for each of these envs.
             env_id: Which envs, int ``(n,)``. None: all.
-
-        Raises:
-            Exception: As :meth:`step`, and as ``ShmVectorEnv.send``. Nothing was sent.
         """
         envs = existing_env_ids(env_id, self.num_envs)
         self.envs.send(self._batched(actions, envs, np.ones(len(envs), np.bool_)), envs)
 
     def recv(self, *, min_envs: int | None = None, timeout: float | None = None) -> StepResults:
-        """Waits for a batch of envs, those that have been ready for longest.
-
-        Arguments and exceptions are those of ``ShmVectorEnv.recv``.
+        """Waits for a batch of envs; see :meth:`shmvec.ShmVectorEnv.recv`.
 
         Returns:
             As :meth:`step`, of the envs in ``infos["env_id"]``.
@@ -501,9 +468,6 @@ class AgentRows(OwnsProcesses, gym.vector.VectorEnv[Any, Any, Any]):
             options: Passed to every env's ``reset``. ``options["reset_mask"]``, bool ``(rows,)``,
                 is not passed: only the envs that it marks, with all their rows, are reset.
 
-        Returns:
-            Observations, batched, and infos, a dict of arrays.
-
         Raises:
             ValueError: The number of seeds is wrong; the mask has another shape, or parts the rows
                 of an env.
@@ -513,18 +477,11 @@ class AgentRows(OwnsProcesses, gym.vector.VectorEnv[Any, Any, Any]):
         return observations, self._gathered(infos)
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Steps all envs, in parallel.
+        """Steps all envs, in parallel; raises what :meth:`ParallelVectorEnv.step` does.
 
         Args:
             actions: One for each row, batched as ``action_space`` says, or a list. Those of rows
                 that are not alive are ignored.
-
-        Returns:
-            Observations, rewards (float64), terminations, truncations, and infos, a dict of
-            arrays.
-
-        Raises:
-            Exception: As :meth:`ParallelVectorEnv.step`.
         """
         self.step_async(actions)
         return self.step_wait()
@@ -544,12 +501,7 @@ class AgentRows(OwnsProcesses, gym.vector.VectorEnv[Any, Any, Any]):
         self._exchange.begin(STEP, parallel._batched(by_agent, everyone, asked))
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Waits for the step that :meth:`step_async` has started.
-
-        Raises:
-            NoAsyncCallError: No step was started.
-            Exception: As :meth:`step`.
-        """
+        """Waits for the step that :meth:`step_async` has started."""
         *results, infos = self.finish_rows()
         return *results, self._gathered(infos)
 

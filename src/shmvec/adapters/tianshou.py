@@ -1,4 +1,8 @@
-"""Tianshou's ``BaseVectorEnv`` over an ``Exchange``: its collectors run on it as they are."""
+"""Tianshou's ``BaseVectorEnv`` over an ``Exchange``: its collectors run on it as they are.
+
+Methods, their arguments and results are those of `Tianshou's BaseVectorEnv
+<https://github.com/thu-ml/tianshou/blob/master/tianshou/env/venvs.py>`_.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +46,11 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
     their defaults. It has the same methods and results, for ``Collector`` and, with ``wait_num`` or
     ``timeout``, for ``AsyncCollector``. No env is reset automatically at the end of its episode:
     call ``reset(env_id)``, as with Tianshou's.
+
+    Methods raise ``AssertionError`` after ``close``, and if an env that they ask is stepping;
+    ``EnvTimeoutError`` if an env takes longer than its limit, ``WorkerCrashError`` if a worker has
+    died, and whatever an env raises, with the worker's traceback as its cause. Of wrong actions or
+    ids (ValueError, TypeError) nothing was sent. Results are yours: nothing overwrites them.
 
     Attributes:
         envs: The ``ShmVectorEnv`` behind it, for ``stats()``, ``restart()`` and the like.
@@ -168,21 +177,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         return self.get_env_attr("spec")
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
-        """Gets an attribute of envs, searched for in their wrappers from the outermost inwards.
-
-        Args:
-            key: Name of the attribute.
-            id: Which envs; None: all.
-
-        Returns:
-            One value for each of these envs, in this order.
-
-        Raises:
-            AssertionError: After ``close``, or one of these envs is stepping.
-            AttributeError: An env has no such attribute.
-            ValueError: There is no such env, or it is named twice.
-            TypeError: ``id`` is not of integers.
-        """
+        """See ``BaseVectorEnv.get_env_attr``; wrappers are searched from the outermost inwards."""
         self._check_open()
         envs = self._ids(id)
         if key in SPACES:
@@ -191,23 +186,14 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         return self._exchange.call("shmvec_get", (key,), envs=envs)
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
-        """Sets an attribute of envs, on the innermost ("unwrapped") one, as Tianshou does.
-
-        Args:
-            key: Name of the attribute.
-            value: The value, the same for all envs.
-            id: Which envs; None: all.
-
-        Raises:
-            Exception: As :meth:`get_env_attr`.
-        """
+        """See ``BaseVectorEnv.set_env_attr``; it is set on the innermost ("unwrapped") env."""
         self._check_open()
         envs = self._ids(id)
         self._check_ready(envs)
         self._exchange.call("shmvec_set", (key, value), envs=envs)
 
     def reset(self, env_id: Ids = None, **kwargs: Any) -> tuple[Array, Array]:
-        """Resets envs, in parallel.
+        """See ``BaseVectorEnv.reset``.
 
         Args:
             env_id: Which envs; None: all.
@@ -217,15 +203,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
 
         Returns:
             Observations ``(n, ...)``, and infos, an object array ``(n,)`` of dicts. Observations
-            of Dict spaces are an object array of dicts. All are yours: nothing overwrites them.
-
-        Raises:
-            AssertionError: After ``close``, or one of these envs is stepping.
-            ValueError: There is no such env, it is named twice, or the number of seeds is wrong.
-            TypeError: ``env_id`` or a seed is not of integers.
-            EnvTimeoutError: An env takes longer than its time limit.
-            WorkerCrashError: A worker process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause.
+            of Dict spaces are an object array of dicts.
         """
         self._check_open()
         envs = self._ids(env_id)
@@ -237,35 +215,12 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         return observations, infos
 
     def step(self, action: Any, id: Ids = None) -> tuple[Array, Array, Array, Array, Array]:
-        """Steps envs, in parallel.
+        """See ``BaseVectorEnv.step``.
 
         With ``wait_num`` or ``timeout`` it returns as soon as ``wait_num`` of the stepping envs are
-        ready; their infos say which envs they are.
-
-        Args:
-            action: One for each of these envs: an array, a tensor or a list. None, if async: step
-                no env, take results.
-            id: Which envs, which must be ready; None: all. With ``action=None`` it waits for the
-                results of these envs.
-
-        Returns:
-            Observations ``(n, ...)``, rewards, float64 ``(n,)`` (or ``(n, ...)`` if envs give
-            arrays), terminations and truncations, bool ``(n,)``, and infos, an object array
-            ``(n,)`` of dicts with ``env_id``. All are yours: nothing overwrites them.
-
-        Raises:
-            AssertionError: After ``close``, one of these envs is stepping, or its episode is over
-                and it was not reset. Nothing was sent.
-            ValueError: There is no such env, it is named twice, the number or shape of the
-                actions is wrong, or there are none. Nothing was sent.
-            TypeError: ``id`` or the dtype of the actions is wrong. Nothing was sent.
-            NoAsyncCallError: ``action`` is None and no env is stepping.
-            EnvTimeoutError: An env takes longer than ``step_timeout``. Without that a step takes
-                as long as its env does.
-            WorkerCrashError: A worker process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause. That env
-                is ready to be reset; if async, results of others are returned by the next call,
-                unless these were named as well.
+        ready; their infos say which envs they are (``env_id``). With ``action=None`` it steps no
+        env, and takes results, with ``id`` of these envs. If an env raises then, results of the
+        others are returned by the next call, unless these were named as well.
         """
         self._check_open()
         envs = self._ids(id)
@@ -306,19 +261,9 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
             return self._exchange.take(count=out, least=1)
 
     def seed(self, seed: int | Sequence[int] | None = None) -> list[list[int] | None]:
-        """Seeds the envs, and their action spaces in this process and in the workers.
+        """See ``BaseVectorEnv.seed``; seeds the action spaces in this process, too.
 
         Envs that have a method ``seed`` are seeded by it; the others are reset with their seed.
-
-        Args:
-            seed: An int: env ``i`` gets ``seed + i``. A sequence: one for each env.
-
-        Returns:
-            For each env, a list of the seeds that it used.
-
-        Raises:
-            AssertionError: After ``close``, or an env is stepping.
-            ValueError: The number of seeds is not that of the envs.
         """
         self._check_open()
         everyone = self._ids(None)
@@ -338,15 +283,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         return [None if one is None else np.atleast_1d(one).tolist() for one in used]
 
     def render(self, **kwargs: Any) -> list[Any]:
-        """Renders each env; returns one frame for each.
-
-        Args:
-            **kwargs: Arguments of each env's ``render``.
-
-        Raises:
-            AssertionError: After ``close``.
-            RuntimeError: An env is stepping.
-        """
+        """See ``BaseVectorEnv.render``; raises ``RuntimeError`` if an env is stepping."""
         self._check_open()
         if self.waiting_id:
             raise RuntimeError(f"envs {self.waiting_id} are stepping and cannot be rendered now")

@@ -1,8 +1,10 @@
 """DI-engine's env managers: envs with states of their own, stepped by ``{env_id: action}``.
 
 ``SyncSubprocessEnvManager``, ``AsyncSubprocessEnvManager`` and ``SubprocessEnvManagerV2`` are those
-of ``ding.envs``, over an ``Exchange``. DI-engine need not be installed. They step Gymnasium envs,
-and DI-engine's own with Gymnasium's spaces. docs/coming-from/di-engine.md says what differs.
+of ``ding.envs``, over an ``Exchange``: methods, their arguments and results are those of
+`DI-engine's env managers <https://github.com/opendilab/DI-engine/tree/main/ding/envs/env_manager>`_.
+DI-engine need not be installed. They step Gymnasium envs, and DI-engine's own with Gymnasium's
+spaces. docs/coming-from/di-engine.md says what differs.
 """
 
 from __future__ import annotations
@@ -66,6 +68,10 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
     in ERROR until ``reset``; the others go on. (With ``faults=shmvec.FaultPolicy(...)`` in the
     configuration, the env is reset instead.) The exception's ``timesteps`` are those of the others.
 
+    Methods raise ``ManagerClosedError`` before ``launch`` and after ``close``, ``EnvStateError`` if
+    an env is not in the state that they need, ``RuntimeError`` if a reset has failed ``max_retry``
+    times, and TypeError or ValueError if arguments are wrong. Nothing was sent then.
+
     Example:
         >>> import gymnasium as gym
         >>> from shmvec.adapters.ding import AsyncSubprocessEnvManager
@@ -91,10 +97,6 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         Args:
             env_fn: One function for each env.
             cfg: Changes to ``default_config()``: a dict, an EasyDict or a configuration.
-
-        Raises:
-            ValueError: There are no functions, or a value of the configuration is out of range.
-            TypeError: A function is not callable, or a value has the wrong type.
         """
         self._machine: Machine | None = None
         self._env_fn = checked_env_fns(env_fn)
@@ -122,11 +124,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
     @property
     def exchange(self) -> Exchange:
-        """The ``Exchange`` below, for its ``processes``, ``restarts`` and ``stats``.
-
-        Raises:
-            ManagerClosedError: Before ``launch`` and after ``close``.
-        """
+        """The ``Exchange`` below, for its ``processes``, ``restarts`` and ``stats``."""
         return self._open().exchange
 
     @property
@@ -214,10 +212,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
         Waits until at least one env is ready. It does not wait, and is empty, if all envs are DONE,
         in ERROR or in NEED_RESET, or if results of steps must be taken first, with ``step({})``.
-
-        Raises:
-            ManagerClosedError: Before ``launch`` and after ``close``.
-            RuntimeError: A reset has failed too often. Asking again waits for the others.
+        If it raises since a reset has failed too often, asking again waits for the others.
         """
         return {env: self._slots[env].observation for env in self._wait_for_ready()}
 
@@ -262,19 +257,10 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
     # ---- launch, reset, close ----------------------------------------------------------------
 
     def launch(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
-        """Starts the workers, builds the envs and resets them.
-
-        It may be called after a failure, too: if an env is in ERROR, it closes all envs and starts
-        new ones.
+        """Starts the workers, builds the envs and resets them; if one is in ERROR, starts anew.
 
         Args:
             reset_param: For each env, keyword arguments of its ``reset``.
-
-        Raises:
-            EnvStateError: It is launched already, and no env is in ERROR.
-            ValueError: ``reset_param`` is not of all envs.
-            RuntimeError: A reset failed ``max_retry`` times; the manager is closed again.
-            Exception: What an env_fn raises.
         """
         failed = any(slot.state is EnvState.ERROR for slot in self._slots)
         if not (self.closed or failed):
@@ -298,19 +284,13 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
     def reset(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
         """Resets envs, in parallel, and waits for them.
 
-        Those in flight are waited for first; what their steps return is discarded.
+        Those in flight are waited for first; what their steps return is discarded. If a reset
+        fails, that env is in ERROR, the others are reset.
 
         Args:
             reset_param: Which envs to reset, and keyword arguments of their ``reset``, which
                 automatic resets use again. None in place of an env's arguments: it has none. None
                 in place of the mapping: all envs, with the arguments they had.
-
-        Raises:
-            ManagerClosedError: Before ``launch`` and after ``close``.
-            TypeError: ``reset_param`` is no mapping, or arguments are no dict.
-            ValueError: There is no such env.
-            RuntimeError: A reset failed ``max_retry`` times. That env is in ERROR, the others are
-                reset.
         """
         machine = self._open()
         if reset_param is None:
@@ -327,9 +307,6 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         """Closes the envs and ends the workers. A second call does nothing.
 
         An env that is in a step gets 5 seconds to finish it.
-
-        Raises:
-            Exception: What an env's ``close`` raises, after everything else is closed.
         """
         machine, self._machine = self._machine, None
         reference, self._reference = self._reference, None
@@ -354,11 +331,6 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
             dynamic_seed: Whether every reset after that, automatic ones too, is seeded anew: with
                 ``seed + 100 * n``, where the seed determines each ``n``. An env that has a method
                 ``seed`` gets both instead.
-
-        Raises:
-            TypeError: A seed is no integer, or ``dynamic_seed`` no bool.
-            ValueError: The list has another length than there are envs, there is no such env, or a
-                seed is negative.
         """
         seeds = checked_seeds(seed, self.env_num)
         if dynamic_seed is not None and not isinstance(dynamic_seed, (bool, np.bool_)):
@@ -379,9 +351,6 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
         Args:
             replay_path: One folder for all, or one for each env.
-
-        Raises:
-            ValueError: The list has another length than there are envs.
         """
         paths = [replay_path] * self.env_num if isinstance(replay_path, str) else list(replay_path)
         if len(paths) != self.env_num:
@@ -403,16 +372,9 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
             done, unless no env is in flight any more. Envs that were stepped earlier count.
 
         Raises:
-            ManagerClosedError: Before ``launch`` and after ``close``.
-            EnvStateError: An env is not in RUN, or in flight. Nothing was sent.
-            ValueError: There is no such env, or an action has the wrong shape. Nothing was sent.
-            TypeError: ``actions`` is no mapping, or an action has the wrong dtype. Nothing was
-                sent.
-            RuntimeError: A reset has failed too often. Nothing was sent.
             EnvTimeoutError: A step took longer than ``step_timeout``.
             WorkerCrashError: A process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause. Its
-                ``timesteps`` are those of the other envs.
+            Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
         machine = self._open()
         envs = self._checked_envs(actions)
@@ -435,13 +397,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         return timesteps
 
     def _checked_envs(self, actions: Any) -> list[int]:
-        """The envs to step.
-
-        Raises:
-            TypeError: ``actions`` is no mapping, or an id is no integer.
-            ValueError: There is no such env.
-            EnvStateError: An env cannot be stepped in its state.
-        """
+        """The envs to step."""
         if not isinstance(actions, Mapping):
             raise TypeError(f"step() takes a dict {{env_id: action}}, got {type(actions).__name__}")
         envs = [checked_env(env, self.env_num) for env in actions]
@@ -608,10 +564,6 @@ class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
             A record for each env: ``obs``, ``reward``, ``done``, ``info``, ``env_id``. In infos,
             keys are made identifiers ("TimeLimit_truncated"), and texts are left out, as
             DI-engine does.
-
-        Raises:
-            ValueError: There are more or fewer actions than envs. Nothing was sent.
-            Exception: As ``AsyncSubprocessEnvManager.step``.
         """
         self._open()
         if isinstance(actions, Mapping):
@@ -673,11 +625,7 @@ _MANAGERS: dict[str, type[AsyncSubprocessEnvManager]] = {
 
 
 def get_env_manager_cls(cfg: Mapping[str, Any]) -> type[AsyncSubprocessEnvManager]:
-    """The class that a configuration names: "subprocess", "async_subprocess", "subprocess_v2".
-
-    Raises:
-        KeyError: ``cfg["type"]`` is none of these.
-    """
+    """The class that ``cfg["type"]`` names: "subprocess", "async_subprocess", "subprocess_v2"."""
     kind = cfg.get("type")
     if kind not in _MANAGERS:
         raise KeyError(f"cfg['type'] must be one of {', '.join(_MANAGERS)}; got {kind!r}")
@@ -687,14 +635,7 @@ def get_env_manager_cls(cfg: Mapping[str, Any]) -> type[AsyncSubprocessEnvManage
 def create_env_manager(
     manager_cfg: Mapping[str, Any], env_fn: Sequence[Callable[[], Any]]
 ) -> AsyncSubprocessEnvManager:
-    """Makes the env manager that a configuration describes.
-
-    Args:
-        manager_cfg: The manager's ``type``, and changes to the defaults.
-        env_fn: One function for each env.
-
-    Raises:
-        KeyError: There is no such type.
+    """Makes the env manager that a configuration describes, with its ``type``.
 
     Example:
         >>> import gymnasium as gym

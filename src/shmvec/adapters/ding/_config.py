@@ -70,12 +70,7 @@ class EnvManagerConfig(MutableMapping[str, Any]):
     faults: FaultPolicy | None = None
 
     def check(self) -> None:
-        """Raises unless all values are possible.
-
-        Raises:
-            ValueError: A value is out of range, or contradicts another one.
-            TypeError: A value has the wrong type.
-        """
+        """Raises ValueError or TypeError unless all values are possible."""
         _check_number("episode_num", self.episode_num, least=1)
         _check_number("max_retry", self.max_retry, least=0)
         _check_word("retry_type", self.retry_type, ("reset", "renew"))
@@ -140,16 +135,7 @@ _Config = TypeVar("_Config", bound=EnvManagerConfig)
 
 
 def config_of(kind: type[_Config], cfg: Any) -> _Config:
-    """A configuration of a class, made from any mapping.
-
-    Args:
-        kind: The class, with the defaults.
-        cfg: A mapping (dict, EasyDict, a configuration) of some of the keys, or None.
-
-    Raises:
-        ValueError: A value is out of range.
-        TypeError: ``cfg`` is no mapping, or a value has the wrong type.
-    """
+    """A configuration of a class, made from any mapping (dict, EasyDict, another one) or None."""
     config = kind()
     if cfg is not None:
         if not isinstance(cfg, Mapping):
@@ -186,12 +172,7 @@ def checked_env(env: Any, num_envs: int) -> int:
 
 
 def checked_params(reset_param: Any, num_envs: int) -> dict[int, dict[str, Any] | None]:
-    """Keyword arguments of resets, by env.
-
-    Raises:
-        TypeError: ``reset_param`` is no mapping of mappings.
-        ValueError: There is no such env.
-    """
+    """Keyword arguments of resets, by env."""
     if not isinstance(reset_param, Mapping):
         raise TypeError(
             f"reset_param must be a dict {{env_id: kwargs}}, got {type(reset_param).__name__}"
@@ -208,12 +189,7 @@ def checked_params(reset_param: Any, num_envs: int) -> dict[int, dict[str, Any] 
 
 
 def checked_seeds(seed: Any, num_envs: int) -> dict[int, int | None]:
-    """The seed of each env that gets one.
-
-    Raises:
-        TypeError: A seed is no integer.
-        ValueError: A seed is negative, there is no such env, or there are too many or too few.
-    """
+    """The seed of each env that gets one."""
     if isinstance(seed, Mapping):
         seeds = {checked_env(env, num_envs): value for env, value in seed.items()}
     elif isinstance(seed, (list, tuple, np.ndarray)):

@@ -174,11 +174,7 @@ class ManagedEnv(HostedEnv):
         return super().get_wrapper_attr(name)(*args, **kwargs)
 
     def picture(self, mode: str) -> Any:
-        """The env's frame.
-
-        Raises:
-            ValueError: The env was made with another render mode.
-        """
+        """The env's frame."""
         own = getattr(self.env, "render_mode", None)
         if own not in (mode, f"{mode}_list"):
             raise ValueError(
@@ -298,12 +294,7 @@ class Numbers(spaces.Box):
         self.space = space
 
     def rows(self, actions: Sequence[Any]) -> npt.NDArray[np.int64]:
-        """Actions as the core takes them.
-
-        Raises:
-            ValueError: An action is no single number.
-            TypeError: An action is no integer.
-        """
+        """Actions as the core takes them."""
         rows = np.empty((len(actions), 2), np.int64)
         for row, action in enumerate(actions):
             form = _PLAIN

@@ -310,11 +310,7 @@ class Machine:
         return due
 
     def _take(self, count: int, timeout: float | None) -> None:
-        """Waits for ``count`` answers, or until the time is up, and acts on those that have come.
-
-        Raises:
-            WorkerCrashError: Processes could not be kept alive; the exchange is closed.
-        """
+        """Waits for ``count`` answers, or until the time is up, and acts on what has come."""
         try:
             taken = self.exchange.take(count=self.exchange.num_envs, least=count, timeout=timeout)
         except multiprocessing.TimeoutError:
@@ -489,12 +485,7 @@ def _raise_first(errors: dict[int, BaseException], timesteps: dict[int, Any]) ->
 
 
 def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) -> Exchange:
-    """Starts the workers and builds the envs.
-
-    Raises:
-        ValueError: Time limits, or numbers of workers, are out of range.
-        Exception: What an env_fn raises, and as ``Exchange``.
-    """
+    """Starts the workers and builds the envs."""
     # The manager retries resets: the exchange need only limit the restarts of processes that make
     # no progress at all.
     default = FaultPolicy(max_restarts=10 + config.max_retry, window_s=math.inf, backoff_s=0.0)

@@ -1,8 +1,9 @@
 """plangym's interface: ``make`` and ``ParallelEnv``, whose batches shmvec's workers step.
 
 Write ``from shmvec.adapters import plangym`` where a program says ``import plangym``, or import
-``ParallelEnv`` from here and not from ``plangym.vectorization``. plangym's own envs are stepped as
-they are; it need not be installed for Gymnasium's.
+``ParallelEnv`` from here and not from ``plangym.vectorization``. Methods, their arguments and
+results are those of `plangym's envs <https://github.com/FragileTech/plangym>`_, which are stepped
+as they are; it need not be installed for Gymnasium's.
 """
 
 from __future__ import annotations

@@ -121,11 +121,7 @@ class GymnasiumEnv:
         return self._shared.env
 
     def apply_wrappers(self, wrappers: Iterable[Any]) -> None:
-        """Wraps the env.
-
-        Args:
-            wrappers: As for the constructor.
-        """
+        """Wraps the env; ``wrappers`` are as for the constructor."""
         self._shared.env, self._observation_space = _wrapped(self.gym_env, wrappers), None
 
     def wrap(self, wrapper: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -255,10 +251,8 @@ class GymnasiumEnv:
     def step_with_dt(self, action: Any, dt: int = 1) -> tuple[Any, ...]:
         """Repeats an action ``dt`` times ``frameskip``, as long as the episode goes on.
 
-        Returns:
-            ``(observation, reward, end, truncated, info)``: the observation is the env's own,
-            whatever ``obs_type`` says; the reward is the sum over the steps made, and
-            ``info["n_step"]`` is their number.
+        Returns the env's own observation, whatever ``obs_type`` says, and the sum of the rewards;
+        ``info["n_step"]`` is the number of steps made.
         """
         if int(dt) < 1:
             raise ValueError(f"dt must be at least 1, got {dt!r}")
@@ -269,12 +263,7 @@ class GymnasiumEnv:
     def step(
         self, action: Any, state: Any = None, dt: int = 1, return_state: bool | None = None
     ) -> tuple[Any, ...]:
-        """Steps the env, from a state if one is given.
-
-        Returns:
-            ``(observation, reward, end, truncated, info)``, with the new state before these if
-            ``return_state`` is true, or is None and a state was given.
-        """
+        """Steps the env, from a state if one is given; see plangym's ``PlangymEnv.step``."""
         if state is not None:
             self.set_state(state)
         observation, reward, end, truncated, info = self.step_with_dt(action, dt)

@@ -164,7 +164,7 @@ class ParallelEnv(OwnsProcesses):
         dt: int | npt.ArrayLike = 1,
         return_state: bool | None = None,
     ) -> tuple[list[Any], ...]:
-        """Steps a batch of actions, each from a state of its own.
+        """Steps a batch of actions; see :meth:`shmvec.planning.PlanningVectorEnv.step_batch`.
 
         Args:
             actions: Any number of actions.
@@ -176,11 +176,6 @@ class ParallelEnv(OwnsProcesses):
         Returns:
             Lists ``(observations, rewards, ends, truncateds, infos)``, with the new states first if
             they are returned.
-
-        Raises:
-            ValueError: Numbers or shapes do not fit. Nothing was sent.
-            TypeError: A dtype does not fit. Nothing was sent.
-            Exception: Whatever an env raises, with a note that names the row of the batch.
         """
         planning, count = self._open(), len(actions)
         states = given_states(states)
@@ -199,11 +194,7 @@ class ParallelEnv(OwnsProcesses):
         return *map(self._states, news), list(observations), *rest
 
     def sync_states(self, state: Any = None) -> None:
-        """Sets one state in all workers.
-
-        Args:
-            state: The state. None: that of ``plan_env``.
-        """
+        """Sets one state in all workers; None: that of ``plan_env``."""
         given = self.get_state() if state is None else state
         self._open().sync_states((given,) if self._in_tuples else given)
 
@@ -225,12 +216,8 @@ class ParallelEnv(OwnsProcesses):
     def reset(self, return_state: bool = True, indices: npt.ArrayLike | None = None) -> Any:
         """Resets ``plan_env``, and sets its new state in all workers.
 
-        Args:
-            return_state: Whether the state is returned.
-            indices: Workers whose envs are reset instead, each by itself.
-
-        Returns:
-            ``(state, observation, info)``, or without the state; with ``indices``, batches of them.
+        With ``indices``, envs of these workers are reset instead, each by itself, and batches are
+        returned.
         """
         if indices is not None:
             states, *others = self._open().reset(True, indices)
@@ -270,12 +257,7 @@ class ParallelEnv(OwnsProcesses):
         return type(self)(**{**arguments, **changes})
 
     def close(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ends the workers and closes the envs. A second call does nothing.
-
-        Args:
-            timeout: Seconds that the envs get to close; None: as long as they take.
-            terminate: Do not wait for the workers' envs at all.
-        """
+        """Ends the workers and closes the envs; see ``PlanningVectorEnv.close``."""
         planning, local = self._planning, self._plan_env
         self._planning = self._plan_env = None
         try:
