@@ -309,7 +309,7 @@ MISTAKES = r"""
 
 = limit-hides-the-end src/shmvec/adapters/baselines.py -
   an adapter is as its original :: adapters/test_baselines.py
--                infos[env]["TimeLimit.truncated"] = not answers.terminations[env]
+-                infos[env]["TimeLimit.truncated"] = not terminations[env]
 +                infos[env]["TimeLimit.truncated"] = True
 
 = waiting-for-ever src/shmvec/adapters/tianshou.py -
