@@ -272,7 +272,10 @@ def test_defaults_from_outside_give_way(monkeypatch):
     made([Counter] * 2).close()
     monkeypatch.setenv("SHMVEC_FAULTS", "on_crash=restart,step_timeout=3")
     with closing(made([Counter] * 2)) as envs:
-        assert envs.faults.on_crash == "restart" and envs.faults.step_timeout is None
+        assert envs.faults == FaultPolicy()
+    monkeypatch.setenv("SHMVEC_FAULTS", "on_crash=restart")
+    with closing(made([Counter] * 2)) as envs:
+        assert envs.faults == FaultPolicy(on_crash="restart")
     monkeypatch.delenv("SHMVEC_STEP_TIMEOUT")
     monkeypatch.delenv("SHMVEC_FAULTS")
     shmvec.install(caller_steps=True)

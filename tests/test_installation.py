@@ -199,6 +199,10 @@ def test_options_that_there_are_not():
         shmvec.install(num_workers=1.5)
     with pytest.raises(ValueError, match="must not be negative, got -1"):
         shmvec.install(num_workers=-1)
+    with pytest.raises(ValueError, match="one of 'adaptive', 'spin', 'park', got 'fast'"):
+        shmvec.install(wait_policy="fast")
+    with pytest.raises(ValueError, match="step_timeout needs worker processes"):
+        shmvec.install(step_timeout=3, num_workers=0)
     assert gym.vector.AsyncVectorEnv is ORIGINAL
 
 
@@ -261,10 +265,15 @@ def test_what_a_program_gives_is_not_made_an_error_by_defaults(environment, give
         assert given[-1].limits == (None, None)
     with made(faults=shmvec.FaultPolicy(step_timeout=2)) as envs:
         assert given[-1].limits == (2, None)
+    with made(caller_steps=True, num_workers=2) as envs:
+        assert given[-1].limits == (None, None)
+    environment(NUM_WORKERS="0")
+    with made(step_timeout=2) as envs:
+        assert envs.num_workers == min(3, usable_cores())
     environment(FAULTS="on_timeout=restart,step_timeout=5", NUM_WORKERS="2")
     with made(step_timeout=2) as envs:
         assert given[-1].limits == (2, None)
-        assert envs.faults == shmvec.FaultPolicy(on_timeout="restart", step_timeout=2)
+        assert envs.faults == shmvec.FaultPolicy()
 
 
 @pytest.mark.deep

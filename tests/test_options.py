@@ -66,6 +66,7 @@ def test_classes_on_an_exchange_name_the_options_that_they_take_and_refuse_other
 
 ANY = object()  # of options for which each value is one
 BATCHES = {"batch_size": 1}
+PROCESS = {"num_workers": 1}
 # Of each option a value that it takes, one that it refuses, and what else is given with both.
 VALUES = {
     "shared_memory": (False, ANY, {}),
@@ -78,21 +79,21 @@ VALUES = {
     "max_concurrency": (1, 0, {}),
     "num_workers": (2, 3, {}),
     "caller_steps": (True, ANY, {}),
-    "overlap": (2, 0, {}),
-    "spare_envs": (1, -1, {}),
+    "overlap": (2, 0, PROCESS),
+    "spare_envs": (1, -1, PROCESS),
     "wait_policy": ("park", "sleep", {}),
     "threads_per_worker": (1, -1, {}),
     "pin_workers": (True, ANY, {}),
-    "faults": (FaultPolicy(on_crash="restart"), "restart", {}),
-    "step_timeout": (9.0, -1.0, {}),
-    "reset_timeout": (9.0, 0, {}),
+    "faults": (FaultPolicy(on_crash="restart"), "restart", PROCESS),
+    "step_timeout": (9.0, -1.0, PROCESS),
+    "reset_timeout": (9.0, 0, PROCESS),
     "recycle_after": (9, 0, {}),
     "hang_warning_s": (9.0, -1.0, {}),
     "log_errors": (False, ANY, {}),
     "preload": (["json"], [3], {}),
     "compile_wrappers": (False, ANY, {}),
-    "worker_environ": ({"A_NAME": "1"}, {"A_NAME": 1}, {}),
-    "worker_init": (id, 3, {}),
+    "worker_environ": ({"A_NAME": "1"}, {"A_NAME": 1}, PROCESS),
+    "worker_init": (id, 3, PROCESS),
     "batch_size": (1, 3, {}),
     "batch_timeout": (1.0, -1.0, {"batch_size": (1, 2)}),
     "num_buffers": (2, 0, BATCHES),
@@ -105,8 +106,7 @@ VALUES = {
 def test_each_option_takes_a_good_value_and_refuses_a_bad_one():
     assert VALUES.keys() == OPTIONS.keys()
     for name, (good, bad, others) in VALUES.items():
-        num_workers = 1 if OPTIONS[name].needs_workers else 0
-        make = partial(ShmVectorEnv, [Counter] * 2, **{"num_workers": num_workers, **others})
+        make = partial(ShmVectorEnv, [Counter] * 2, **{"num_workers": 0, **others})
         make(**{name: good}).close()
         if bad is not ANY:
             with pytest.raises((TypeError, ValueError), match=f"{name}|callable"):

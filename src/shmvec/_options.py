@@ -14,7 +14,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields
 from enum import Enum
 from functools import wraps
 from importlib.util import find_spec
@@ -63,17 +63,8 @@ Owner = TypeVar("Owner")
 Init = TypeVar("Init", bound=Callable[..., None])
 
 _FOR_EVER = 1e9  # seconds: the nanoseconds of more do not fit into 64 bits
+_MANY = 1 << 20  # envs: whether a default fits those that there will be is not known
 _LIMITS = ("step_timeout", "reset_timeout")
-# Options that caller_steps=True refuses.
-_NO_CALLER = (
-    *_LIMITS,
-    "worker_environ",
-    "worker_init",
-    "batch_size",
-    "batch_timeout",
-    "overlap",
-    "spare_envs",
-)
 # The last arguments came with Gymnasium 1.1 (autoreset_mode) and 1.4 (semaphore).
 NUM_WORKER_ARGUMENTS = len(inspect.signature(_async_worker).parameters)
 
@@ -467,7 +458,6 @@ class Option:
         check: Returns the value to use; raises ValueError or TypeError. None: any will do.
         parse: Makes the value from its environment variable's text. None: it has no variable.
         scope: What it is about.
-        needs_workers: Whether a default of it is left out where ``num_workers=0`` is given.
     """
 
     default: Any
@@ -475,7 +465,6 @@ class Option:
     check: Check | None = None
     parse: Callable[[str], Any] | None = None
     scope: Scope = Scope.EXCHANGE
-    needs_workers: bool = False
 
 
 def _option(default: Any, doc: str, **how: Any) -> Any:
@@ -577,7 +566,6 @@ class VectorEnvOptions:
         in a thread of its own. "auto": learned. Envs whose ``step`` or ``reset`` is a coroutine
         function share an event loop instead, and None lets all of them be busy at once.""",
         check=_checked_overlap,
-        needs_workers=True,
     )
     spare_envs: int = _option(
         0,
@@ -586,7 +574,6 @@ class VectorEnvOptions:
         its own. Episodes have other seeds than without, which follow from those of ``reset``.
         docs/waiting-envs.md says what copies may not share.""",
         check=_checked_spare_envs,
-        needs_workers=True,
     )
     wait_policy: str = _option(
         "adaptive",
@@ -619,21 +606,18 @@ class VectorEnvOptions:
         raised.""",
         check=_checked_faults,
         parse=_policy,
-        needs_workers=True,
     )
     step_timeout: float | None = _option(
         None,
         "Seconds that a step of one env may take. None: as long as it likes.",
         check=_time_limit("step_timeout"),
         parse=float,
-        needs_workers=True,
     )
     reset_timeout: float | None = _option(
         None,
         "Seconds that a reset of one env may take.",
         check=_time_limit("reset_timeout"),
         parse=float,
-        needs_workers=True,
     )
     recycle_after: int | None = _option(
         None,
@@ -680,13 +664,11 @@ class VectorEnvOptions:
         """Environment variables of the workers, such as ``CUDA_VISIBLE_DEVICES``, or a function
         that returns them for a worker's index; set before its imports.""",
         check=_checked_worker_environ,
-        needs_workers=True,
     )
     worker_init: Callable[[int], object] | None = _option(
         None,
         "Called with its index in each worker, before the envs are built.",
         check=_checked_worker_init,
-        needs_workers=True,
     )
     batch_size: int | tuple[int, int] | None = _option(
         None,
@@ -760,9 +742,7 @@ def signed_as(
             refuse_unknown(type(self).__name__, kwargs, signature.parameters)
             given = signature.bind(*args, **kwargs).arguments
             env_fns = checked_env_fns(given.pop("env_fns"))
-            settings = Settings(num_envs=len(env_fns))
-            _check(settings, {**given, **_with_defaults(given)}, OPTIONS)
-            init(self, env_fns, settings)
+            init(self, env_fns, _settings(len(env_fns), given, OPTIONS, _outside()))
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = list(signature.parameters.values())
@@ -839,10 +819,16 @@ def variable(name: str) -> str:
 
 
 def add_installed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds the options of a call of ``install``, and returns what was added."""
-    added = dict(options)
-    if added.get("num_workers") is not None:
+    """Adds the options of a call of ``install``, and returns what was added.
+
+    Raises:
+        ValueError: A value is out of range, or two of them exclude each other.
+        TypeError: A value is of a wrong type.
+    """
+    added = {name: value for name, value in options.items() if value is not None}
+    if "num_workers" in added:
         added["num_workers"] = AtMost(added["num_workers"])
+    _check(Settings(num_envs=_MANY), added, OPTIONS)
     _installed.append(added)
     return added
 
@@ -857,12 +843,10 @@ def end_installed(added: dict[str, Any] | None = None) -> bool:
 
 
 def with_faults(options: dict[str, Any], policy: FaultPolicy) -> dict[str, Any]:
-    """Options with a default for ``faults`` that all other defaults override."""
-    known = _with_defaults(options)
-    if "faults" in options or "faults" in known:
+    """Options with a default for ``faults`` that defaults from outside override."""
+    if "faults" in options or any("faults" in defaults for defaults in _outside()):
         return options
-    limits = {name: known[name] for name in _LIMITS if name in known}  # no matter of the default
-    return {**limits, **options, "faults": policy}
+    return {**options, "faults": policy}
 
 
 def exchange_settings(num_envs: int, options: Mapping[str, Any]) -> Settings:
@@ -874,16 +858,61 @@ def exchange_settings(num_envs: int, options: Mapping[str, Any]) -> Settings:
     """
     mine = _of_exchange()
     refuse_unknown("Exchange", options, mine)
-    given = {name: value for name, value in options.items() if value is not None}
-    from_outside = _from_environment(Scope.WORKERS)
-    settings = Settings(num_envs=num_envs)
-    _check(settings, {**options, **from_outside, **given}, mine)
-    return settings
+    return _settings(num_envs, options, mine, [_environment(Scope.WORKERS)])
 
 
 def _of_exchange() -> dict[str, Option]:
     """The options of an Exchange."""
     return {name: each for name, each in OPTIONS.items() if each.scope is not Scope.VECTOR_ENV}
+
+
+def _settings(
+    num_envs: int,
+    options: Mapping[str, Any],
+    table: Mapping[str, Option],
+    outside: Iterable[Mapping[str, Any]],
+) -> Settings:
+    """The checked values of options, and of defaults from outside for those that are not given.
+
+    One rule holds for such defaults, whose earlier mappings have precedence: one whose check fails
+    beside what the caller has given, or with which the check of that fails, is dropped.
+    """
+    values = {name: value for name, value in options.items() if value is not None}
+    for defaults in outside:
+        values |= _compatible(num_envs, values, defaults, table)
+    settings = Settings(num_envs=num_envs)
+    _check(settings, {**options, **values}, table)
+    return settings
+
+
+def _compatible(
+    num_envs: int,
+    values: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    table: Mapping[str, Option],
+) -> dict[str, Any]:
+    """The defaults whose checks, and those of the values, do not fail beside each other."""
+    left = {name: value for name, value in defaults.items() if name not in values}
+    while left and (refused := _refused(num_envs, {**values, **left}, table)) is not None:
+        if refused not in left:  # one of the defaults has it refused
+            others = ({each: left[each] for each in left if each != name} for name in left)
+            apart = [_refused(num_envs, {**values, **each}, table) for each in others]
+            named = [name for name, now in zip(left, apart, strict=True) if now != refused]
+            if not named:  # it is wrong by itself
+                break
+            refused = named[0]
+        del left[refused]
+    return left
+
+
+def _refused(num_envs: int, values: Mapping[str, Any], table: Mapping[str, Option]) -> str | None:
+    """The first option whose check fails; None: there is none."""
+    settings = Settings(num_envs=num_envs)
+    try:
+        _check(settings, values, table)
+    except (TypeError, ValueError):
+        return next(name for name in table if name not in vars(settings))
+    return None
 
 
 def _check(settings: Settings, given: Mapping[str, Any], table: Mapping[str, Option]) -> None:
@@ -893,57 +922,21 @@ def _check(settings: Settings, given: Mapping[str, Any], table: Mapping[str, Opt
         setattr(settings, name, value if option.check is None else option.check(value, settings))
 
 
-def _with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options, with the defaults for those that are left out or None."""
-    found = _from_environment()
-    for later in (*_installed, options):
-        given = {name: value for name, value in later.items() if value is not None}
-        found = {**_without_conflicts(found, given), **given}
-    return found
+def _outside() -> list[dict[str, Any]]:
+    """Defaults from outside: of the calls of ``install``, the last one first, and variables."""
+    return [*reversed(_installed), _environment()]
 
 
-def _without_conflicts(defaults: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults that do not conflict with given options, which have precedence."""
-    left_out: Iterable[str] = ()
-    limits = [name for name in _LIMITS if getattr(given.get("faults"), name, None) is not None]
-    if given.get("num_workers") == 0:
-        left_out = [name for name, option in OPTIONS.items() if option.needs_workers]
-    elif given.get("caller_steps"):
-        left_out = _NO_CALLER
-    elif limits or any(name in given for name in _NO_CALLER):
-        left_out = (*(_LIMITS if "faults" in given else ()), "caller_steps")
-    elif "faults" in given:
-        left_out = _LIMITS
-    kept = {name: value for name, value in defaults.items() if name not in left_out}
-    policy = kept.get("faults")
-    if isinstance(policy, FaultPolicy):
-        doubled = [name for name in _LIMITS if getattr(policy, name) is not None]
-        anew = {name: given[name] for name in doubled if name in given}
-        if given.get("caller_steps"):
-            anew = dict.fromkeys(doubled)
-        kept["faults"] = replace(policy, **anew) if anew else policy
-    return kept
-
-
-def _from_environment(scope: Scope | None = None) -> dict[str, Any]:
+def _environment(scope: Scope | None = None) -> dict[str, Any]:
     """Values of environment variables: of the options of this scope, or of all."""
     found = {}
     for name, option in OPTIONS.items():
         text = os.environ.get(variable(name), "").strip()
         if not text or option.parse is None or scope not in (None, option.scope):
             continue
-        # What a check needs to know of others, for a value to be judged alone.
-        alone = Settings(
-            num_envs=1,
-            num_workers=1,
-            caller_steps=False,
-            max_concurrency=None,
-            faults=FaultPolicy(),
-        )
         try:
             found[name] = option.parse(text)
-            if option.check is not None:
-                option.check(found[name], alone)
+            _check(Settings(num_envs=1), {name: found[name]}, OPTIONS)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{variable(name)}={text!r} in the environment: {error}") from None
     return found
