@@ -6,7 +6,6 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-#define LOOK_EVERY 64                /* rounds, or spins, between two looks at the clock */
 #define START_NS INT64_C(20000000)   /* time for all players to get to their cores */
 #define ASLEEP_NS INT64_C(10000000)  /* the longest sleep; then the player looks at the clock */
 
@@ -48,31 +47,26 @@ static void wait_for(pid_t pid)
         ;
 }
 
-/* Waits for the ball; false: the time is over. */
-static bool await(sv_court *court, uint32_t turn, bool sleeping, int64_t end)
+/* Sleeps until it has the ball; false: the time is over. */
+static bool await(sv_court *court, uint32_t turn, int64_t end)
 {
     uint32_t seen;
     /* acquire: pairs with the other player's release of the ball, as a waiter's look at a ring does */
-    for (uint32_t spins = 1; (seen = atomic_load_explicit(&court->ball, memory_order_acquire)) != turn;
-         spins++) {
-        if (sleeping)
-            sv_futex_wait(&court->ball, seen, ASLEEP_NS, SV_EVERYONE);
-        else
-            sv_pause();
-        if ((sleeping || spins % LOOK_EVERY == 0) && sv_now_ns() >= end)
+    while ((seen = atomic_load_explicit(&court->ball, memory_order_acquire)) != turn) {
+        sv_futex_wait(&court->ball, seen, ASLEEP_NS, SV_EVERYONE);
+        if (sv_now_ns() >= end)
             return false;
     }
     return true;
 }
 
-static void play(sv_court *court, uint32_t first_turn, bool sleeping, int64_t end)
+static void play(sv_court *court, uint32_t first_turn, int64_t end)
 {
     int64_t start = 0;
-    for (uint32_t turn = first_turn; await(court, turn, sleeping, end); turn += 2) {
+    for (uint32_t turn = first_turn; await(court, turn, end); turn += 2) {
         if (turn == 2)
             start = sv_now_ns(); /* both players run: the measurement begins */
-        /* The first round is checked, too: where other processes have the cores there are few. */
-        if (turn > 2 && turn % 2 == 0 && (sleeping || turn / 2 % LOOK_EVERY == 2)) {
+        if (turn > 2 && turn % 2 == 0) {
             int64_t now = sv_now_ns();
             court->round_ns = (double)(now - start) / (turn / 2 - 1);
             if (now >= end)
@@ -80,12 +74,11 @@ static void play(sv_court *court, uint32_t first_turn, bool sleeping, int64_t en
         }
         /* release: pairs with the acquire in await */
         atomic_store_explicit(&court->ball, turn + 1, memory_order_release);
-        if (sleeping)
-            sv_futex_wake(&court->ball, SV_EVERYONE);
+        sv_futex_wake(&court->ball, SV_EVERYONE);
     }
 }
 
-double sv_probe_round_trip(uint32_t core, uint32_t other, bool sleeping, int64_t duration_ns)
+double sv_probe_round_trip(uint32_t core, uint32_t other, int64_t duration_ns)
 {
     sv_court *court = shared(sizeof *court);
     if (court == NULL)
@@ -96,7 +89,7 @@ double sv_probe_round_trip(uint32_t core, uint32_t other, bool sleeping, int64_t
     for (uint32_t i = 0; i < 2; i++) {
         players[i] = player(cores[i]);
         if (players[i] == 0) {
-            play(court, i, sleeping, end);
+            play(court, i, end);
             _exit(0);
         }
     }
@@ -143,16 +136,6 @@ bool sv_probe_rates(const uint32_t *cores, uint32_t count, int64_t duration_ns, 
         rates[i] = found[i];
     munmap(found, bytes);
     return true;
-}
-
-double sv_probe_yield(int64_t duration_ns)
-{
-    int64_t start = sv_now_ns(), now = start;
-    uint64_t done = 0;
-    for (; now < start + duration_ns; now = sv_now_ns())
-        for (uint32_t i = 0; i < LOOK_EVERY; i++, done++)
-            sv_yield();
-    return (double)(now - start) / (double)done;
 }
 
 double sv_probe_clock(int64_t duration_ns)

@@ -12,6 +12,7 @@ from shmvec.__main__ import main
 PRINTING = """
 import sys
 from shmvec import __main__ as command_line
+from shmvec._commands import stacks
 
 def stacks_of(pid):
     yield "a step takes 3 \\u00b5s, a \\u2026 \\u00b1 4 \\u00d7 5 \\N{SNOWMAN}"
@@ -20,7 +21,7 @@ def stacks_of(pid):
     if pid == 3:
         raise KeyboardInterrupt
 
-command_line.stacks.stacks_of = stacks_of
+stacks.stacks_of = stacks_of
 sys.exit(command_line.main(["stacks", sys.argv[1]]))
 """
 

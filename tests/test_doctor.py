@@ -15,12 +15,12 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from shmvec._core.probe import core_rates
 
 import shmvec.__main__
 from shmvec import ShmVectorEnv
 from shmvec._commands import doctor, machine
 from shmvec._commands.machine import Machine, Prices
-from shmvec._core import core_rates
 
 WELL = Machine(
     cores=tuple(range(8)),
@@ -42,9 +42,7 @@ WELL = Machine(
     torch=None,
     clock="tsc",
 )
-USUAL = Prices(
-    line=1e-7, wake=5e-5, switch=6e-6, yield_=5e-7, clock=2.5e-8, together=7.8, stolen=0.0
-)
+USUAL = Prices(wake=5e-5, switch=6e-6, clock=2.5e-8, together=7.8, stolen=0.0)
 
 
 def changes(well=WELL, usual=USUAL):
@@ -65,7 +63,7 @@ AILMENTS = [
         "cores",
         "nothing runs in parallel",
         {"usable": 1, "cores": (0,), "online": 1, "physical": 1},
-        {"line": None, "wake": None, "together": 1.0},
+        {"wake": None, "together": 1.0},
     ),
     ("NUMA", "numactl", {"nodes": 2}, {}),
     ("other programs", "take the cores", {"load": 7.0}, {}),
@@ -79,10 +77,8 @@ AILMENTS = [
     ("library threads", "8 of them", {"variables": {"OMP_NUM_THREADS": "4"}}, {}),
     ("library threads", "on 4 threads", {"variables": {"OMP_NUM_THREADS": "4, 2"}}, {}),
     ("library threads", "torch.set_num_threads(1)", {"torch": "2.13.0"}, {}),
-    ("cache line, there and back", "far apart", {}, {"line": 2e-6}),
     ("waking another core, twice", "sleep deeply", {}, {"wake": 4e-4}),
     ("switch on one core, twice", "gVisor", {}, {"switch": 1e-4}),
-    ("yield", 'wait_policy="park"', {}, {"yield_": 1e-5}),
     ("clock (acpi_pm)", "clocksource=tsc", {"clock": "acpi_pm"}, {"clock": 1e-6}),
     ("all cores at once", "there should be 8", {}, {"together": 4.2}),
     ("stolen time", "hypervisor", {}, {"stolen": 0.2}),
@@ -130,9 +126,9 @@ def test_the_command(tmp_path, capsys):
 
 
 UNMEASURED = """
-import sys, shmvec.__main__
-prices = shmvec.__main__.Prices(*[1e-7] * 5, 8.0, 0.0)
-shmvec.__main__.Prices.measured = lambda cores: prices
+import sys, shmvec.__main__, shmvec._commands.doctor
+prices = shmvec._commands.doctor.Prices(*[1e-7] * 3, 8.0, 0.0)
+shmvec._commands.doctor.Prices.measured = lambda cores: prices
 sys.exit(shmvec.__main__.main(["doctor"]))
 """
 

@@ -42,16 +42,16 @@ ROOMS = [
     ("_options", "stats", "rendering"),
     ("_memory", "_wrappers"),
     ("_processes",),
-    ("_trace", "_named"),
+    ("_named",),
     ("exchange",),
     ("vector_env", "_policy"),
-    ("entry", "evaluation", "pipeline", "planning", "replay"),
+    ("entry", "evaluation", "pipeline", "planning", "replay", "trace"),
     ("auto", "adapters", "cluster", "_commands"),
     ("__main__", "testing"),
 ]
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 # Types that are named only, and what is imported when it is asked for.
-UPWARDS = {("_memory", "exchange"), ("evaluation", "cluster")}
+UPWARDS = {("_memory", "exchange"), ("vector_env", "trace"), ("evaluation", "cluster")}
 # What checks arguments, words hints and counts cores: adapters use it, too.
 HELPERS = {"_arguments", "_cores", "_hints", "_options"}
 # Names with an underscore that are not ours, and that tests need.

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
+from shmvec._core.trace import TRACE_KINDS
 from tables import first
 from timelines import Timeline, ns
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
-from shmvec._core import TRACE_KINDS
-from shmvec._trace import Recorded, write
 from shmvec.exchange import AutoresetMode
+from shmvec.trace import Recorded, write
 
 KILL, RAISE = 2, 3  # actions
 TICKS_US = 50.0  # by which a worker's two clocks may differ here; order is put right below it
@@ -400,7 +400,7 @@ def test_what_cannot_be_begun(tmp_path, monkeypatch):
         def full(nbytes):
             raise OSError(28, "no room")
 
-        monkeypatch.setattr("shmvec._trace.reserve_memory", full)
+        monkeypatch.setattr("shmvec.trace.reserve_memory", full)
         with pytest.raises(OSError, match="no room"):
             envs.trace(tmp_path / "run.json").start()
         assert not (tmp_path / "run.json").exists()

@@ -73,6 +73,7 @@ _MODULES = {
     "states",
     "stats",
     "testing",
+    "trace",
     "vector_env",
 }
 

@@ -58,7 +58,6 @@ from shmvec._processes.commands import copies_of_each, packed_command
 from shmvec._processes.host import EnvFn, HostedEnv
 from shmvec._processes.inline import Workers
 from shmvec._processes.recovery import Recovery
-from shmvec._trace import Tracing
 from shmvec.faults import (
     Failure,
     FaultPolicy,
@@ -118,8 +117,8 @@ class Exchange(OwnsProcesses):
         guard: Refuses a call while another one is under way.
         recycles: Whether workers are replaced after so many steps.
         closed: Whether the exchange was closed.
-        tracing: The parts that :meth:`shmvec.ShmVectorEnv.trace` records; gone once the exchange
-            is closed.
+        tracing: The parts that a trace records, and a weak reference to that trace; gone once the
+            exchange is closed.
 
     Example:
         >>> import gymnasium as gym
@@ -272,7 +271,13 @@ class Exchange(OwnsProcesses):
             workers,
             made.links.count_fault,
         )
-        self.tracing = Tracing(self.guard, workers, made.links, self._recovery)
+        self.tracing: Any = SimpleNamespace(
+            guard=self.guard,
+            workers=workers,
+            links=made.links,
+            recovery=self._recovery,
+            trace=lambda: None,
+        )
 
     @property
     def processes(self) -> list[Any]:

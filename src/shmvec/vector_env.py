@@ -16,6 +16,7 @@ from gymnasium import logger
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
+import shmvec
 from shmvec._arguments import (
     Options,
     actions_of,
@@ -30,14 +31,14 @@ from shmvec._core import release
 from shmvec._memory.rollout import Rollout, Rollouts
 from shmvec._options import Settings, VectorEnvOptions, described, signed_as
 from shmvec._processes.worker_function import FunctionEnv
-from shmvec._trace import Trace
 from shmvec.exchange import Exchange, OwnsProcesses
 from shmvec.stats import Stats
 
 if TYPE_CHECKING:
-    from shmvec.exchange import Answers, Exchange
+    from shmvec.exchange import Answers
+    from shmvec.trace import Trace
 
-__all__ = ["ShmVectorEnv", "StepResults", "Trace"]
+__all__ = ["ShmVectorEnv", "StepResults"]
 
 
 # What is pending between the two parts of a call.
@@ -755,7 +756,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 is an entry, and so is a reset and each phase of a wait; an entry has 24 bytes.
 
         Returns:
-            A :class:`Trace`: a context manager, which has ``start()`` and ``stop()``, too.
+            A :class:`~shmvec.trace.Trace`: a context manager, with ``start()`` and ``stop()``, too.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
@@ -774,8 +775,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             ...     _ = envs.step([0, 1, 1, 0])
             >>> envs.close()
         """
-        self.exchange.check_open()
-        return Trace(self.exchange.tracing, path, size)
+        return shmvec.trace.Trace(self.exchange, path, size)
 
     def restart(self, env_id: npt.ArrayLike | None = None) -> None:
         """Restarts the workers of some envs, for simulators that leak.

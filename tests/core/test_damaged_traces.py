@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from envs import Counter
+from shmvec._core.trace import TRACE_KINDS, read_trace, trace_bytes
 from timelines import Timeline
 
 from shmvec import ShmVectorEnv
-from shmvec import _trace as timeline
-from shmvec._core import TRACE_KINDS, Recorder, read_trace, trace_bytes
+from shmvec import trace as timeline
+from shmvec._core import Recorder
 
 pytestmark = pytest.mark.deep
 

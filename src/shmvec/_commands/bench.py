@@ -16,7 +16,9 @@ wrappers compiled. A vector env of Python envs cannot be faster on these cores.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +30,14 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 import shmvec
+from shmvec._commands.arguments import (
+    NAMES_AN_ENV,
+    add_kwargs,
+    add_measuring,
+    env_fn,
+    positive,
+    write_json,
+)
 from shmvec._commands.measuring import (
     LIMIT,
     OVER,
@@ -43,7 +53,19 @@ from shmvec._commands.measuring import (
     vector_env,
 )
 
-__all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "NoopEnv", "Workload", "run", "table"]
+__all__ = [
+    "DEFAULT_WORKLOADS",
+    "SUMMARY",
+    "WORKLOADS",
+    "NoopEnv",
+    "Workload",
+    "add_arguments",
+    "main",
+    "run",
+    "table",
+]
+
+SUMMARY = "compare with AsyncVectorEnv and SyncVectorEnv, on built-in envs or on yours"
 
 
 _SHM, _ASYNC, _SYNC = "ShmVectorEnv", "AsyncVectorEnv", "SyncVectorEnv"
@@ -269,3 +291,46 @@ def _sentence(row: Mapping[str, Any]) -> str:
             "workers than cores may be faster."
         )
     return f"{figures}."
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    command.add_argument(
+        "env",
+        nargs="*",
+        metavar="ENV",
+        help=f"{NAMES_AN_ENV}, or one of the built-in {', '.join(WORKLOADS)} (Noop does "
+        f"nothing); default: {' '.join(DEFAULT_WORKLOADS)}",
+    )
+    add_kwargs(command)
+    command.add_argument(
+        "--num-workers",
+        type=positive(int),
+        metavar="W",
+        help="workers of ShmVectorEnv, at most one for each env (default: one for each core)",
+    )
+    add_measuring(command, [1, 2, 8, 32], 2.0)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    workloads = {}
+    for name in options.env or DEFAULT_WORKLOADS:
+        if name in WORKLOADS and not options.kwargs:
+            workloads[name] = WORKLOADS[name]
+        else:
+            workloads[name] = Workload(env_fn(name, options.kwargs)[0])
+    results = run(
+        workloads,
+        options.num_envs,
+        num_workers=options.num_workers,
+        seconds=options.seconds,
+        compute_us=options.compute,
+        progress=sys.stderr,
+    )
+    print(table(results))
+    write_json(options, results)
+    return 0 if results["rows"] else 1

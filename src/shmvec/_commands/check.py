@@ -10,22 +10,34 @@ option that fixes it. The exit status is 1 if something is wrong.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TextIO
 
+from shmvec._commands.arguments import (
+    add_env,
+    add_json,
+    env_fn,
+    positive,
+    report_lines,
+    write_json,
+)
 from shmvec._commands.measuring import Progress
 from shmvec._commands.probe import PARTS, Event, Facts, Probe, Raised
 from shmvec._commands.stacks import stacks_of
 from shmvec.exchange import Exchange
 from shmvec.faults import FaultPolicy, WorkerCrashError
 
-__all__ = ["CheckReport", "Finding", "brief", "check"]
+__all__ = ["SUMMARY", "CheckReport", "Finding", "add_arguments", "brief", "check", "main"]
+
+SUMMARY = "test whether your env may run in parallel, and which option fixes it"
 
 _MOST_SECONDS = 1.0  # for the steps of one env alone
 _TO_CLOSE_S = 5.0
@@ -76,17 +88,17 @@ class CheckReport:
 
     def __str__(self) -> str:
         """The table: a line a finding, its advice below it, and the number of wrong ones."""
-        width = max((len(finding.kind) for finding in self.findings), default=0)
-        lines = []
-        for finding in self.findings:
-            mark = finding.verdict.upper() if finding.verdict == WRONG else finding.verdict
-            lines.append(f"{mark:5}  {finding.kind:{width}}  {finding.seen}")
-            if finding.advice is not None:
-                option = "" if finding.option is None else f"{finding.option}: "
-                lines.append(f"{'':{width + 9}}-> {option}{finding.advice}")
-        wrong = self.wrong
-        lines.append(f"Wrong: {len(wrong)}." if wrong else "Nothing is wrong.")
-        return "\n".join(lines)
+        rows = [
+            (
+                f"{each.verdict.upper() if each.verdict == WRONG else each.verdict:5}",
+                each.kind,
+                each.seen,
+                each.advice and (f"{each.option}: " if each.option else "") + each.advice,
+            )
+            for each in self.findings
+        ]
+        end = f"Wrong: {len(self.wrong)}." if self.wrong else "Nothing is wrong."
+        return "\n".join([*report_lines(rows), end])
 
 
 @dataclass
@@ -616,3 +628,51 @@ def _where(exchange: Exchange) -> str:
                     if line.startswith("  File") and "_commands/probe.py" not in line:
                         return f" in {line.strip()}"
     return ""
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    add_env(command)
+    command.add_argument(
+        "--beside",
+        metavar="ENV",
+        help="another kind of env, to run in the same processes (default: the same kind)",
+    )
+    command.add_argument(
+        "--context",
+        nargs="+",
+        choices=multiprocessing.get_all_start_methods(),
+        metavar="METHOD",
+        help="start methods to try; put the one you use first (default: all)",
+    )
+    command.add_argument(
+        "--steps", type=positive(int), default=50, help="steps of each env (default: %(default)s)"
+    )
+    command.add_argument(
+        "--time-limit",
+        type=positive(float),
+        default=20.0,
+        metavar="S",
+        help="seconds after which a run of envs counts as hanging (default: %(default)g)",
+    )
+    add_json(command, "findings")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    make, _ = env_fn(options.env, options.kwargs)
+    beside = options.beside and env_fn(options.beside, options.kwargs)[0]
+    report = check(
+        make,
+        beside=beside,
+        contexts=options.context,
+        steps=options.steps,
+        time_limit=options.time_limit,
+        progress=sys.stderr,
+    )
+    print(report)
+    write_json(options, {"ok": report.ok, "findings": list(map(asdict, report.findings))})
+    return 0 if report.ok else 1

@@ -6,12 +6,17 @@ what it costs here to hand work from core to core. Each line is ok, or says what
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 
+from shmvec._commands import measuring
+from shmvec._commands.arguments import add_json, report_lines, write_json
 from shmvec._commands.machine import Machine, Prices
 
-__all__ = ["Finding", "findings", "report"]
+__all__ = ["SUMMARY", "Finding", "add_arguments", "findings", "main", "report"]
+
+SUMMARY = "test whether this machine lets workers run fast, and what to change"
 
 # Descriptors of the parent: for a vector env, and for each worker (tests/test_doctor.py checks).
 _DESCRIPTORS, _DESCRIPTORS_A_WORKER = 16, 6
@@ -22,10 +27,8 @@ _LEAST_SHM = 256 << 20
 
 _US = 1e-6
 # Costs beyond the first value point to a fault of the machine; the text is a healthy one's range.
-_MOST_LINE, _USUAL_LINE = 0.6 * _US, "0.05 to 0.4 µs"
 _MOST_WAKE, _USUAL_WAKE = 160 * _US, "10 to 100 µs"
 _MOST_SWITCH, _USUAL_SWITCH = 25 * _US, "3 to 12 µs"
-_MOST_YIELD, _USUAL_YIELD = 4 * _US, "0.2 to 1.5 µs"
 _MOST_CLOCK, _USUAL_CLOCK = 0.2 * _US, "0.02 to 0.06 µs"
 _MOST_STOLEN = 0.05
 _LEAST_TOGETHER = 0.8
@@ -64,16 +67,11 @@ def findings(machine: Machine, prices: Prices) -> list[Finding]:
 
 def report(found: Sequence[Finding]) -> str:
     """The findings as text, and how many ask for a change."""
-    width = max(len(finding.topic) for finding in found)
-    lines = []
-    for finding in found:
-        mark = "ok    " if finding.change is None else "CHANGE"
-        lines.append(f"{mark}  {finding.topic:{width}}  {finding.found}")
-        if finding.change is not None:
-            lines.append(f"{'':{width + 10}}-> {finding.change}")
-    changes = sum(finding.change is not None for finding in found)
-    lines.append("Nothing to change." if not changes else f"To change: {changes}.")
-    return "\n".join(lines)
+    marks = ["ok    " if finding.change is None else "CHANGE" for finding in found]
+    rows = [(mark, *astuple(finding)) for mark, finding in zip(marks, found, strict=True)]
+    changes = marks.count("CHANGE")
+    end = "Nothing to change." if not changes else f"To change: {changes}."
+    return "\n".join([*report_lines(rows), end])
 
 
 def _cores(machine: Machine) -> Iterator[Finding]:
@@ -219,16 +217,7 @@ def _threads(machine: Machine) -> Iterator[Finding]:
 
 
 def _hand_overs(machine: Machine, prices: Prices) -> Iterator[Finding]:
-    virtual = "a hypervisor that moves them about, or an emulated machine"
-    slow = "system calls are slow here (a sandbox such as gVisor, a tracer, an audit rule)"
     found = [
-        _price(
-            "cache line, there and back",
-            prices.line,
-            _MOST_LINE,
-            _USUAL_LINE,
-            f"the cores are far apart (two sockets: bind the program to one), or {virtual}",
-        ),
         _price(
             "waking another core, twice",
             prices.wake,
@@ -242,9 +231,9 @@ def _hand_overs(machine: Machine, prices: Prices) -> Iterator[Finding]:
             prices.switch,
             _MOST_SWITCH,
             _USUAL_SWITCH,
-            f"{slow}: run outside of it, with at most as many workers as cores",
+            "system calls are slow here (a sandbox such as gVisor, a tracer, an audit rule): run "
+            'outside of it, with at most as many workers as cores, or with wait_policy="park"',
         ),
-        _price("yield", prices.yield_, _MOST_YIELD, _USUAL_YIELD, f'{slow}: wait_policy="park"'),
         _price(
             f"clock ({machine.clock or 'unknown'})",
             prices.clock,
@@ -287,3 +276,26 @@ def _price(topic: str, seconds: float | None, most: float, usual: str, change: s
 
 def _bytes(number: int) -> str:
     return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    add_json(command, "findings")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    machine = Machine.read()
+    prices = Prices.measured(machine.cores)
+    found = findings(machine, prices)
+    print(f"{measuring.described(measuring.machine())}\n{report(found)}")
+    shown = {
+        "machine": asdict(machine),
+        "prices": asdict(prices),
+        "findings": list(map(asdict, found)),
+    }
+    write_json(options, shown)
+    return 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from shmvec._core import clock_cost, core_rates, core_round_trip, yield_cost
+from shmvec._core.probe import clock_cost, core_rates, core_round_trip
 from shmvec._cores import (
     allowed_cores,
     cgroup_quota,
@@ -118,20 +118,16 @@ class Prices:
     """Measured costs of the machine, in seconds unless an attribute says otherwise.
 
     Attributes:
-        line: A cache line from one core to another, and back; None: there is only one core.
         wake: A process wakes one on another core, and that wakes it; None: there is only one core.
         switch: The same between two processes on one core.
-        yield_: A ``sched_yield``.
         clock: A reading of the clock.
         together: Work that all cores do at once, in units of one core: less than their number where
             two are hyperthreads of one, or others use them.
         stolen: Share of the time that the hypervisor gave to others meanwhile.
     """
 
-    line: float | None
     wake: float | None
     switch: float | None
-    yield_: float
     clock: float
     together: float
     stolen: float
@@ -147,23 +143,19 @@ class Prices:
         apart = [core for core in others if _siblings(core) != _siblings(first)]
         other = next(iter(apart or others), None)
         before = _stolen()
-        lines, wakes, switches, yields, clocks = [], [], [], [], []
+        wakes, switches, clocks = [], [], []
         alone, together = [], []
         for _ in range(_ROUNDS):
             if other is not None:
-                lines.append(core_round_trip(first, other, False, _SLICE_S))
-                wakes.append(core_round_trip(first, other, True, _SLICE_S))
-            switches.append(core_round_trip(first, first, True, _SLICE_S))
+                wakes.append(core_round_trip(first, other, _SLICE_S))
+            switches.append(core_round_trip(first, first, _SLICE_S))
             alone += core_rates([first], _SLICE_S)
             together.append(sum(core_rates([first, *others], _SLICE_S)))
-            yields.append(yield_cost(_SLICE_S / 4))
             clocks.append(clock_cost(_SLICE_S / 4))
         after = _stolen()
         return cls(
-            line=_best(lines),
             wake=_best(wakes),
             switch=_best(switches),
-            yield_=min(yields),
             clock=min(clocks),
             together=max(together) / max(alone) if max(alone) > 0 else 0.0,
             stolen=(after[0] - before[0]) / max(1, after[1] - before[1]),

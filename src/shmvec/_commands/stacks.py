@@ -9,14 +9,19 @@ timeout, srun, a shell.
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
+from shmvec._commands.arguments import positive
 from shmvec._cores import descendants
 from shmvec._processes.stacks import Offer, offer_of, offers_of, stack_of
 from shmvec.faults import envs_in_words
 
-__all__ = ["stacks_of"]
+__all__ = ["SUMMARY", "add_arguments", "main", "stacks_of"]
+
+SUMMARY = "print where in Python a running program's workers are, or hang"
 
 
 def stacks_of(pid: int) -> Iterator[str]:
@@ -57,3 +62,24 @@ def _below(pid: int) -> Iterator[Offer]:
             offer = offer_of(each)
             if offer is not None:
                 yield offer
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    command.add_argument(
+        "pid", type=positive(int), metavar="PID", help="process id of the program, or of a worker"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    try:
+        for stack in stacks_of(options.pid):
+            print(stack, flush=True)
+    except LookupError as error:
+        print(error.args[0], file=sys.stderr)
+        return 1
+    return 0

@@ -12,6 +12,7 @@ or within --interval.
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import math
@@ -23,10 +24,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import Field, asdict, fields
 from typing import IO, Any
 
+from shmvec._commands.arguments import positive
 from shmvec._commands.attaching import Look, Watch, printable
 from shmvec.stats import FaultCounts, Stats, Timing, Waits, WorkerStats
 
-__all__ = ["exposition", "run"]
+__all__ = ["SUMMARY", "add_arguments", "exposition", "main", "run"]
+
+SUMMARY = "show what running vector envs do, and what limits their speed"
 
 _INTERVAL_S = 1.0
 
@@ -255,3 +259,41 @@ def _histogram(timing: Timing) -> _Samples:
         yield "_bucket", {"le": "+Inf" if bound == math.inf else f"{bound:.9g}"}, seen
     yield "_sum", {}, timing.total_s
     yield "_count", {}, timing.count
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    which = command.add_mutually_exclusive_group()
+    which.add_argument(
+        "pid", nargs="?", type=positive(int), metavar="PID", help="process id of the program"
+    )
+    which.add_argument("--all", action="store_true", help="all your vector envs (the default)")
+    command.add_argument(
+        "--interval", type=_seconds, metavar="S", help="seconds between two pictures"
+    )
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--json", dest="as_json", action="store_true", help="print JSON, once")
+    how.add_argument(
+        "--prometheus", action="store_true", help="print Prometheus' text format, once"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    return run(
+        options.pid,
+        as_json=options.as_json,
+        prometheus=options.prometheus,
+        interval=options.interval,
+    )
+
+
+def _seconds(text: str) -> float:
+    """An argparse type: seconds that can be slept."""
+    value = float(text)
+    if not 0 < value <= 1e6:
+        raise argparse.ArgumentTypeError(f"must be positive, and at most a million, got {text}")
+    return value

@@ -15,8 +15,11 @@ The limit is what loops reach that only step, one a core; envs that sleep have n
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +30,7 @@ from typing import Any, TextIO
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
+from shmvec._commands.arguments import add_env, add_measuring, env_fn, file_to_write, write_json
 from shmvec._commands.check import brief
 from shmvec._commands.measuring import (
     BUSY,
@@ -51,7 +55,19 @@ from shmvec._cores import WAIT_POLICIES, time_on_cores, usable_cores
 from shmvec._processes.overlap import is_asynchronous
 from shmvec.vector_env import ShmVectorEnv
 
-__all__ = ["Setting", "asleep_share", "is_best", "plot", "report", "tune"]
+__all__ = [
+    "SUMMARY",
+    "Setting",
+    "add_arguments",
+    "asleep_share",
+    "is_best",
+    "main",
+    "plot",
+    "report",
+    "tune",
+]
+
+SUMMARY = "find the best numbers of envs and workers, and the best options, for your env"
 
 _ASLEEP = 0.5  # of an env's time: from there on it may share a worker with others that wait
 _FEWER = 1.05  # more envs must be this much faster than fewer
@@ -380,3 +396,36 @@ def plot(results: dict[str, Any], file: Path) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
     figure.savefig(file)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    add_env(command)
+    add_measuring(command, [8, 32, 128], 1.0)
+    command.add_argument(
+        "--plot", type=file_to_write, metavar="FILE", help="plot them (needs matplotlib)"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise argparse.ArgumentError(
+            None, "--plot: matplotlib is not installed; pip install 'shmvec[plot]'"
+        )
+    make, code = env_fn(options.env, options.kwargs)
+    results = tune(
+        make,
+        options.num_envs,
+        seconds=options.seconds,
+        compute_us=options.compute,
+        progress=sys.stderr,
+    )
+    print(report(results, code))
+    write_json(options, results)
+    if options.plot is not None:
+        plot(results, options.plot)
+    return 0

@@ -16,9 +16,8 @@ _NAMES = {
     "Lease MappedMemory MessageCodec OtherShapeError Results Seeds Segment TEXT_HEAD TextCodec "
     "TupleCodec release reserve_pages segment_bytes",
     "messages": "Channel copied pickle_value",
-    "process": "Descriptor Recorder TRACE_KINDS TraceSwitch buffer_c_lines clock_cost core_rates "
-    "core_round_trip flush_c guard_handler is_unhandled mark_process opened_pipe read_trace "
-    "reap_marked signal_marked start_watchdog stop_watchdog trace_bytes yield_cost",
+    "process": "Descriptor Recorder buffer_c_lines flush_c guard_handler is_unhandled mark_process "
+    "opened_pipe reap_marked signal_marked start_watchdog stop_watchdog",
     "worker": "FAULT_POINTS OverlappedLoop WorkerLoop die_at end_forks watch_forks",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

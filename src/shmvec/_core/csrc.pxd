@@ -252,13 +252,6 @@ cdef extern from "family.h" nogil:
     uint32_t sv_family_signal(const uint64_t *marks, uint32_t count, int number, int spared)
 
 
-cdef extern from "probe.h" nogil:
-    double sv_probe_round_trip(uint32_t core, uint32_t other, bint sleeping, int64_t duration_ns)
-    bint sv_probe_rates(const uint32_t *cores, uint32_t count, int64_t duration_ns, double *rates)
-    double sv_probe_yield(int64_t duration_ns)
-    double sv_probe_clock(int64_t duration_ns)
-
-
 cdef extern from "watchdog.h" nogil:
     int sv_watchdog_start(int parent_pidfd, uint64_t mark)
     void sv_watchdog_stop()

@@ -3,6 +3,9 @@ from cpython.buffer cimport Py_buffer
 from shmvec._core cimport csrc as c
 
 
+cdef int check_ring(Py_ssize_t nbytes, rings, size, index) except -1
+
+
 cdef class Recorder:
     cdef c.sv_trace trace
     cdef Py_buffer _export

@@ -1,24 +1,20 @@
-"""This process: its watchdog, family, signal handlers and output; probes of its machine; traces.
+"""This process: its watchdog, family, signal handlers and output; its ring of a trace.
 
 Most of it calls csrc, whose headers say what is done, and why: watchdog.h, family.h, handler.h,
-probe.h, trace.h. The watchdog stops while this process forks, so that the process forks with only
+trace.h. The watchdog stops while this process forks, so that the process forks with only
 the program's own threads. It continues in the parent; the child has none.
 """
 
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
 from libc.signal cimport SIG_DFL
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport BUFSIZ, _IOLBF, fflush, setvbuf, stdout
-from libc.stdlib cimport free, malloc
 from posix.signal cimport sigaction, sigaction_t
-from posix.unistd cimport getpid
 
 from shmvec._core cimport csrc as c
 
 import os
-
-import numpy as np
 
 cdef extern from *:
     """
@@ -181,77 +177,10 @@ cdef int _follow_forks() except -1:
     return 0
 
 
-# ---- probes ----------------------------------------------------------------------------------
+# ---- the ring of a trace -----------------------------------------------------------------------
 
 
-def core_round_trip(uint32_t core, uint32_t other, bint sleeping, double seconds):
-    cdef int64_t duration_ns = <int64_t>(1e9 * seconds)
-    cdef double found
-    with nogil:
-        found = c.sv_probe_round_trip(core, other, sleeping, duration_ns)
-    return 1e-9 * found if found > 0 else None
-
-
-def core_rates(cores, double seconds):
-    cdef int64_t duration_ns = <int64_t>(1e9 * seconds)
-    cdef uint32_t count = len(cores), i
-    cdef uint32_t *places = <uint32_t *>malloc((count + 1) * sizeof(uint32_t))
-    cdef double *found = <double *>malloc((count + 1) * sizeof(double))
-    cdef bint room
-    try:
-        if places == NULL or found == NULL:
-            raise MemoryError
-        for i in range(count):
-            places[i] = cores[i]
-        with nogil:
-            room = c.sv_probe_rates(places, count, duration_ns, found)
-        if not room:
-            raise MemoryError
-        return [found[i] for i in range(count)]
-    finally:
-        free(places)
-        free(found)
-
-
-def yield_cost(double seconds):
-    return cost(c.sv_probe_yield, seconds)
-
-
-def clock_cost(double seconds):
-    return cost(c.sv_probe_clock, seconds)
-
-
-cdef object cost(double (*probe)(int64_t) noexcept nogil, double seconds):
-    """The cost in seconds that a probe measures, within ``seconds``."""
-    cdef int64_t duration_ns = <int64_t>(1e9 * seconds)
-    cdef double found
-    with nogil:
-        found = probe(duration_ns)
-    return 1e-9 * found
-
-
-# ---- traces ------------------------------------------------------------------------------------
-
-
-TRACE_KINDS = {
-    c.SV_TRACE_STEP: "step",
-    c.SV_TRACE_RESET: "reset",
-    c.SV_TRACE_CALL: "call",
-    c.SV_TRACE_ERROR: "error",
-    c.SV_TRACE_ATTACH: "attach",
-    c.SV_TRACE_PAUSE: "wait: spin",
-    c.SV_TRACE_YIELD: "wait: yield",
-    c.SV_TRACE_PARK: "wait: park",
-    c.SV_TRACE_SEND: "send",
-    c.SV_TRACE_TAKE: "take",
-    c.SV_TRACE_CALLER: "caller",
-    c.SV_TRACE_HERE: "envs",
-}
-
-_ENTRY = np.dtype([("begin", np.int64), ("end", np.int64), ("env", np.uint32), ("kind", np.uint32)])
-
-
-cdef int _check(Py_ssize_t nbytes, rings, size, index) except -1:
+cdef int check_ring(Py_ssize_t nbytes, rings, size, index) except -1:
     if size < 16 or size & (size - 1) or not 0 <= index < rings:
         raise ValueError(f"there is no ring {index} of {size} entries among {rings}")
     if nbytes < <Py_ssize_t>c.sv_trace_bytes(rings, size):
@@ -265,7 +194,7 @@ cdef class Recorder:
 
     def __cinit__(self, memory, rings, size, index, *args, **kwargs):
         PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE)
-        _check(self._export.len, rings, size, index)
+        check_ring(self._export.len, rings, size, index)
 
     def __init__(self, memory, rings, size, index, pid, takes=False):
         c.sv_trace_attach(&self.trace, self._export.buf, size, index,
@@ -275,45 +204,3 @@ cdef class Recorder:
 
     def __dealloc__(self):
         PyBuffer_Release(&self._export)
-
-
-def trace_bytes(rings, size):
-    return c.sv_trace_bytes(rings, size)
-
-
-@cython.no_gc_clear  # as above
-cdef class TraceSwitch:
-    """Keeps the writers of a trace going until it is turned off or freed."""
-
-    cdef Py_buffer _export
-    cdef object owner
-
-    def __cinit__(self, memory):
-        PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE)
-        self.owner = os.getpid()
-        _check(self._export.len, 1, 16, 0)
-        c.sv_trace_turn(self._export.buf, True)
-
-    def off(self):
-        """Has writers release the memory when they next come to it."""
-        c.sv_trace_turn(self._export.buf, False)
-
-    def __dealloc__(self):
-        # In C, because a `__del__` would lose Ctrl-C. A fork must not end its parent's trace.
-        if self._export.buf is not NULL and getpid() == self.owner:
-            c.sv_trace_turn(self._export.buf, False)
-        PyBuffer_Release(&self._export)
-
-
-def read_trace(unsigned char[::1] memory, rings, size, index):
-    """Entries of a ring, oldest first, and how many older ones are gone.
-
-    They make no sense if the memory was damaged.
-    """
-    cdef uint64_t lost
-    _check(memory.shape[0], rings, size, index)
-    entries = np.empty(size, _ENTRY)
-    cdef unsigned char[::1] room = entries.view(np.uint8)
-    cdef uint32_t count = c.sv_trace_read(
-        &memory[0], size, index, <c.sv_trace_entry *>&room[0], &lost)
-    return entries[:count], lost

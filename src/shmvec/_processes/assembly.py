@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -158,7 +159,7 @@ def assemble(
             autoreset,
             settings.limits,
             mends,
-            compile_wrappers=settings.compile_wrappers,
+            compile_wrappers=settings.compile_wrappers and _has_wrappers(),
         )
         workers.attach(attachment, descriptor, segment)
     finally:
@@ -179,6 +180,11 @@ def assemble(
         links, frames, slabs, autoreset, workers.pack, workers.unpack, may_step_over, in_ranges
     )
     return Assembly(links, frames, ledger)
+
+
+def _has_wrappers() -> bool:
+    """Whether the compiled wrappers are installed, of which the engine knows no more."""
+    return find_spec("shmvec._wrappers") is not None
 
 
 def _reserve(

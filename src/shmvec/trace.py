@@ -20,60 +20,19 @@ import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec._arguments import checked_count
-from shmvec._core import (
-    TRACE_KINDS,
-    Guard,
-    Links,
-    MappedMemory,
-    Recorder,
-    TraceSwitch,
-    read_trace,
-    trace_bytes,
-)
+from shmvec._core import MappedMemory, Recorder
+from shmvec._core.trace import TRACE_KINDS, TraceSwitch, read_trace, trace_bytes
 from shmvec._memory.segment import reserve_memory
 from shmvec._processes.inline import Workers
-from shmvec._processes.recovery import Recovery
+from shmvec.exchange import Exchange
 from shmvec.faults import Fault, envs_in_words
 
-__all__ = ["Recorded", "Trace", "Tracing", "write"]
+__all__ = ["Trace"]
 
 
 _SIZE_LEAST = 16
 _SIZE_MOST = 1 << 26
 _MESSAGE_MOST = 500  # characters of an error's message that are written
-
-
-class Tracing:
-    """The parts of an exchange that are traced, and the trace being recorded, if any."""
-
-    def __init__(self, guard: Guard, workers: Workers, links: Links, recovery: Recovery) -> None:
-        """Takes the parts."""
-        self.guard = guard
-        self.workers = workers
-        self.links = links
-        self.recovery = recovery
-        self._current: weakref.ref[Trace] | None = None
-
-    @property
-    def current(self) -> Trace | None:
-        """The trace that is being recorded.
-
-        A trace that was freed without its end (Ctrl-C came where no code could end it) does not
-        count: its switch was freed with it, which ends the recording.
-        """
-        return None if self._current is None else self._current()
-
-    @current.setter
-    def current(self, trace: Trace | None) -> None:
-        self._current = None if trace is None else weakref.ref(trace)
-
-    def pids(self) -> list[int]:
-        """The process of each worker; this one where there are none."""
-        here = os.getpid()
-        return [
-            here if self.workers.is_here(index) else self.workers.processes[index].pid
-            for index in range(len(self.workers.ranges))
-        ]
 
 
 class Trace:
@@ -86,13 +45,14 @@ class Trace:
             room, of each worker and, last, of the parent.
     """
 
-    def __init__(self, tracing: Tracing, path: str | os.PathLike[str], size: Any) -> None:
+    def __init__(self, exchange: Exchange, path: str | os.PathLike[str], size: Any) -> None:
         """Prepares a trace; ``ShmVectorEnv.trace`` calls this."""
+        exchange.check_open()
         self.path = os.path.abspath(os.fsdecode(path))
         size = checked_count("size", size)
         self.size = 1 << (min(max(size, _SIZE_LEAST), _SIZE_MOST) - 1).bit_length()
         self.overwritten: list[int] = []
-        self._tracing = tracing
+        self._tracing = exchange.tracing
         self._owner = os.getpid()
         self._memory: Any = None
         self._switch: TraceSwitch | None = None
@@ -112,9 +72,10 @@ class Trace:
         tracing = self._tracing
         if tracing.links.closed:
             raise ClosedEnvironmentError("Trying to begin a trace after a call to `close()`.")
-        if tracing.current is not None:
+        current = tracing.trace()
+        if current is not None:
             raise RuntimeError(
-                f"a trace is being recorded already, to {tracing.current.path}: one at a time"
+                f"a trace is being recorded already, to {current.path}: one at a time"
             )
         try:
             self._begin()
@@ -127,20 +88,28 @@ class Trace:
         tracing, workers = self._tracing, self._tracing.workers
         rings = len(workers.ranges) + 1
         nbytes = trace_bytes(rings, self.size)
-        with contextlib.closing(_Memory(nbytes)) as memory:
+        descriptor = reserve_memory(nbytes)
+        try:
             _check_writable(self.path)
-            self._memory = memory.mapped
-            self._switch = TraceSwitch(memory.mapped)
+            self._memory = MappedMemory(descriptor, nbytes)
+            self._switch = TraceSwitch(self._memory)
             self._began = time.monotonic_ns()
-            self._pids = [[pid] for pid in tracing.pids()]
+            self._pids = [
+                [os.getpid() if workers.is_here(index) else workers.processes[index].pid]
+                for index in range(rings - 1)
+            ]
             self._events: list[tuple[int, str, dict[str, Any]]] = []
-            tracing.current = self
+            # Weak: freeing a trace frees its switch, which ends the recording where Ctrl-C came
+            # before any code could.
+            tracing.trace = weakref.ref(self)
             tracing.recovery.on_fault = partial(_note, self._events, self._pids, workers)
             size = nbytes, rings, self.size
-            workers.kept.put("trace", size, memory.descriptor)
+            workers.kept.put("trace", size, descriptor)
             up = [index for index in range(rings - 1) if workers.is_up(index)]
             recorder = Recorder(self._memory, rings, self.size, rings - 1, os.getpid(), takes=True)
-            tracing.links.record(recorder, up, workers.pack(size), memory.descriptor)
+            tracing.links.record(recorder, up, workers.pack(size), descriptor)
+        finally:
+            os.close(descriptor)
 
     def stop(self) -> None:
         """Ends the trace, and writes it; does nothing if none is being recorded.
@@ -169,11 +138,11 @@ class Trace:
         tracing = self._tracing
         if self._switch is not None:
             self._switch.off()
-        if tracing.current is self:
+        if tracing.trace() is self:
             tracing.links.record(None)
             tracing.workers.kept.drop("trace")
             tracing.recovery.on_fault = None
-            tracing.current = None
+            tracing.trace = _none
         self._memory = self._switch = None
 
     def _recorded(self, memory: Any) -> Recorded:
@@ -222,21 +191,8 @@ class Trace:
         self.stop()
 
 
-class _Memory:
-    """Shared memory that is sent to workers; its descriptor is open until ``close``."""
-
-    def __init__(self, nbytes: int) -> None:
-        """Reserves and maps the memory."""
-        self.descriptor = reserve_memory(nbytes)
-        try:
-            self.mapped = MappedMemory(self.descriptor, nbytes)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Closes the descriptor; what is mapped stays."""
-        os.close(self.descriptor)
+def _none() -> None:
+    """In place of a weak reference to a trace."""
 
 
 def _check_writable(path: str) -> None:
