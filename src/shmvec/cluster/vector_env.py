@@ -251,11 +251,11 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             ValueError: Seeds, options or mask are wrong.
         """
         count = self._resets(seed, options)
-        self._begin()
+        self._send()
         return count
 
     def _resets(self, seed: int | Sequence[int | None] | None, options: Options) -> int:
-        """Queues resets, which a wait or ``_begin`` sends; returns how many."""
+        """Queues resets, which ``_send`` sends; returns how many."""
         self._check_idle()
         envs, seeds, each = reset_arguments(self.num_envs, seed, options)
         none = [None] * len(envs)
@@ -287,10 +287,10 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             TypeError: The dtype of the actions is wrong. Nothing was sent.
         """
         self._steps(actions, env_id)
-        self._begin()
+        self._send()
 
     def _steps(self, actions: Any, env_id: npt.ArrayLike | None) -> None:
-        """Queues steps, which a wait or ``_begin`` sends."""
+        """Queues steps, which ``_send`` sends."""
         self._check_open()
         envs = existing_env_ids(env_id, self.num_envs)
         given = self._actions.of(envs, actions)
@@ -373,28 +373,24 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._envs[ask.env].asked = ask
         self._host_of(ask.env).asks.append(ask)
 
-    def _begin(self) -> None:
-        """Sends queued requests to hosts that are not busy; others get theirs when they answer."""
+    def _send(self, least: int | None = None) -> None:
+        """Sends queued requests to hosts, in one message each; busy ones get theirs later.
+
+        Args:
+            least: Number of answers that each is asked for. None: they are not asked for answers.
+        """
         with self._whole():
             for host in self._hosts:
-                if host.asks and host.report is not None and not host.awaited:
-                    self._hirings.ask(host, "begin", self._sent(host))
-
-    def _send(self, host: _Host, least: int) -> None:
-        """Sends a host, unless it is busy, all queued requests for its envs, in one message."""
-        if host.report is None or host.awaited:
-            return
-        if not host.asks and not host.in_flight:
-            return
-        asks = self._sent(host)
-        host.awaited = True
-        self._hirings.ask(host, "turn", asks, min(least, host.in_flight))
-
-    def _sent(self, host: _Host) -> list[Ask]:
-        """Takes the queued requests of a host."""
-        host.in_flight += len(host.asks)
-        asks, host.asks = host.asks, []
-        return asks
+                wanted = host.asks or (least is not None and host.in_flight)
+                if host.report is None or host.awaited or not wanted:
+                    continue
+                asks, host.asks = host.asks, []
+                host.in_flight += len(asks)
+                if least is None:
+                    self._hirings.ask(host, "begin", asks)
+                else:
+                    host.awaited = True
+                    self._hirings.ask(host, "turn", asks, min(least, host.in_flight))
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -422,9 +418,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _wait(self, least: int) -> None:
         """Waits for a slice of time for answers; Ctrl-C meanwhile loses nothing."""
-        with self._whole():
-            for host in self._hosts:
-                self._send(host, least)
+        self._send(least)
         try:
             answered = self._hirings.wait([host for host in self._hosts if host.calls])
         except Exception:
