@@ -32,7 +32,7 @@ from shmvec._arguments import checked_count, existing_env_ids
 from shmvec._core import MappedMemory
 from shmvec._core.replay import Sampler
 from shmvec._cores import usable_cores
-from shmvec._memory.log import LogLayout, Piecewise, open_log, parts_of
+from shmvec._memory.log import LogLayout, Piecewise, open_log
 from shmvec._memory.rollout import check_arrays
 from shmvec._memory.segment import memory_file
 from shmvec.exchange import Exchange
@@ -205,12 +205,7 @@ class Replay:
     # ---- making it ---------------------------------------------------------------------------
 
     def _set(self, n_step: Any, discount: Any, prioritized: Any) -> None:
-        """Checks and keeps numbers.
-
-        Raises:
-            ValueError: One is out of range.
-            TypeError: One is no number.
-        """
+        """Checks and keeps numbers."""
         self.n_step = checked_count("n_step", n_step)
         if not 0.0 < discount <= 1.0:
             raise ValueError(f"discount must be above 0 and at most 1, got {discount!r}")
@@ -254,10 +249,10 @@ class Replay:
                 self._log = layout.log(memory, Sampler)
                 if saved is not None:
                     self._fill(saved, copied=not there)
-                observations, actions = (list(parts_of(each)) for each in self._log.arrays)
+                observations, actions = self._log.arrays
                 self._log.prepare(
-                    observations,
-                    actions,
+                    _parts(layout.observation_space, observations),
+                    _parts(layout.action_space, actions),
                     self._pieces.reserve,
                     n_step=self.n_step,
                     discount=self.discount,
@@ -624,10 +619,10 @@ class _Begun:
         after = mapped(self._space, partial(room, stack), observations)
         acted = mapped(self._acted, partial(room, ()), actions)
         self._large = before, after, acted
-        large = [list(parts_of(part)) for part in self._large]
+        seen = _parts(self._space, before), _parts(self._space, after)
         while True:
             rewards, discounts, terminations, truncations, self._indices, chances = draw()
-            if replay._log.begin(*large):
+            if replay._log.begin(*seen, _parts(self._acted, acted)):
                 break
         if chances is None:
             weights = np.ones(size, np.float32)
@@ -673,12 +668,15 @@ class _Begun:
         return self._torch.from_numpy(array).to(self._device, non_blocking=True)
 
 
-def _indices(indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Indices as the log takes them.
+def _parts(space: gym.Space[Any], arrays: Any) -> list[npt.NDArray[Any]]:
+    """The arrays in those that are nested as a space is, in order."""
+    parts: list[npt.NDArray[Any]] = []
+    mapped(space, parts.append, arrays)
+    return parts
 
-    Raises:
-        TypeError: They are no integers.
-    """
+
+def _indices(indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Indices as the log takes them."""
     found = np.asarray(indices)
     if found.dtype.kind not in "iu" and found.size:
         raise TypeError(f"indices must be integers, got {found.dtype}")
@@ -686,11 +684,7 @@ def _indices(indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def _exchange_of(envs: Any) -> Exchange:
-    """The exchange of a vector env, which is open.
-
-    Raises:
-        TypeError: It has none of its own: a wrapper has that of what it wraps.
-    """
+    """The exchange of a vector env, which is open; a wrapper has none of its own."""
     exchange = envs
     if not isinstance(envs, Exchange) and hasattr(type(envs), "exchange"):
         exchange = envs.exchange
@@ -782,11 +776,7 @@ def _held(rows: Path) -> int:
 
 
 def _hold(descriptor: int, rows: Path, lock: int) -> None:
-    """Locks a file of rows for its descriptor.
-
-    Raises:
-        OSError: Another replay, maybe another process's, has it.
-    """
+    """Locks a file of rows for its descriptor, unless another replay has it."""
     try:
         fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -809,11 +799,7 @@ def _described(layout: LogLayout) -> list[list[Any]]:
 def _read_priorities(
     path: Path, layout: LogLayout
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], float]:
-    """Priorities that were saved, of all rows, how many records envs had then, and the largest.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
+    """Priorities that were saved, of all rows, how many records envs had then, and the largest."""
     with _damages(path), path.open("rb") as file, np.load(file) as arrays:
         priorities = arrays["priorities"].astype(np.float64, casting="safe")
         counts = arrays["counts"].astype(np.int64, casting="safe")
@@ -836,11 +822,7 @@ def _write_about(folder: Path, about: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A new file, which replaces another one when it is whole; a failure leaves nothing of it.
-
-    Raises:
-        OSError: It cannot be written; the error names the file.
-    """
+    """A new file, which replaces another one when it is whole; a failure leaves nothing of it."""
     new = path.with_name(path.name + ".new")
     try:
         with new.open("w+b") as file:

@@ -8,7 +8,7 @@ import fcntl
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from shmvec._core.replay import ReplayLog
 from shmvec._memory.layout import Layout, Place, nbytes_of, placing, placing_in
 from shmvec._memory.segment import free_memory, seal_size
 
-__all__ = ["LogLayout", "Piecewise", "open_log", "parts_of"]
+__all__ = ["LogLayout", "Piecewise", "open_log"]
 
 AnyLog = TypeVar("AnyLog", bound=ReplayLog)
 
@@ -259,15 +259,3 @@ def _codec(space: gym.Space[Any], arrays: Any) -> Codec:
         parts = zip(space.spaces, arrays, strict=True)
         return TupleCodec([_codec(part, array) for part, array in parts])
     return ArrayCodec(arrays)
-
-
-def parts_of(arrays: Any) -> Iterator[npt.NDArray[Any]]:
-    """The arrays in nested ones, in order."""
-    if isinstance(arrays, dict):
-        for part in arrays.values():
-            yield from parts_of(part)
-    elif isinstance(arrays, tuple):
-        for part in arrays:
-            yield from parts_of(part)
-    else:
-        yield arrays
