@@ -254,10 +254,7 @@ class Workers:
             raise_failures(answers.failures)
         if len(answers.envs) < len(rows):
             raise RuntimeError("results of this call were lost: a wait for them was interrupted")
-        if not gathered:
-            for row, report in answers.reports.items():
-                answers.infos[answers.envs.tolist().index(row)].update(report.info)
-        return answers
+        return self._exchange.delivered(answers)
 
     def _in_rounds(self, batch: Batch, rounds: Iterable[Round], groups: int) -> Task[None]:
         """Steps a batch round by round, with ``groups`` rounds in flight at a time."""
