@@ -161,18 +161,37 @@ class FailsToClose(Walk):
 
 
 class Large(Walk):
-    def __init__(self, folder, mib):
+    def __init__(self, folder, mib, meet=False):
+        """`meet`: its first step waits for another one to run, unless some have met before."""
         super().__init__()
+        self.meet = meet
         self.memory = np.ones(mib << 17)
         self.folder = Path(folder)
         (self.folder / str(os.getpid())).touch()
 
     def step(self, action):
+        until = time.monotonic() + 10
+        while self.meet and self.running() < 2 and not (self.folder / "met").exists():
+            if time.monotonic() > until:
+                break
+            time.sleep(0.01)
+        else:
+            (self.folder / "met").touch()
         time.sleep(0.02)
-        running = [pid for pid in os.listdir(self.folder) if os.path.exists(f"/proc/{pid}")]
         results = super().step(action)
-        results[-1]["running"] = len(running)
+        results[-1]["running"] = self.running()
         return results
+
+    def running(self):
+        return sum(map(self.is_large, os.listdir(self.folder)))
+
+    def is_large(self, pid):
+        """Whether a process has the memory of an env: one that ends may be there without it."""
+        try:
+            pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+        except OSError:
+            return False
+        return int(pages) * os.sysconf("SC_PAGESIZE") > self.memory.nbytes
 
 
 class Growing(Walk):

@@ -63,7 +63,7 @@ def a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def checked(name, contexts=("fork",)):
-    limit = 2.0 if name in ("HangsAsSecond", "NeedsItsThread") else 30.0
+    limit = 5.0 if name in ("HangsAsSecond", "NeedsItsThread") else 30.0
     return check_env_fn(getattr(sick_envs, name), contexts=contexts, time_limit=limit, steps=25)
 
 

@@ -106,7 +106,7 @@ SCRIPT = """
 def test_classes_of_scripts_and_functions_are_the_same_everywhere(context, tmp_path):
     text = re.sub(r"( +)CLASSES", lambda found: textwrap.indent(CLASSES, found[1]), SCRIPT)
     script = run_script(text.replace("{context!r}", repr(context)))
-    output, errors = script.communicate(timeout=60)
+    output, errors = script.communicate(timeout=250)
     assert output == "all are the same\n", errors
     assert "Error" not in errors
 

@@ -48,7 +48,7 @@ def test_who_reads_may_leave():
 @pytest.mark.deep
 def test_ctrl_c():
     with printed("3") as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=250)
     assert process.returncode == 130 and errors == ""
 
 
@@ -56,7 +56,7 @@ def test_ctrl_c():
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8", "latin-1"])
 def test_an_encoding_without_signs(encoding):
     with printed("1", env={**os.environ, "PYTHONIOENCODING": encoding}, encoding=encoding) as one:
-        out, errors = one.communicate(timeout=60)
+        out, errors = one.communicate(timeout=250)
     assert one.returncode == 0 and errors == ""
     assert out.endswith("4 × 5 \N{SNOWMAN}\n" if encoding == "utf-8" else " 5 ?\n")
     assert ("3 us, a ... +- 4 x 5" in out) == (encoding == "ascii")
@@ -68,7 +68,7 @@ def test_the_plainest_locale():
     env = {name: value for name, value in os.environ.items() if name != "PYTHONIOENCODING"}
     env |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     with printed("1", env=env) as one:
-        out, errors = one.communicate(timeout=60)
+        out, errors = one.communicate(timeout=250)
     assert one.returncode == 0 and errors == ""
     assert "3 us, a ... +- 4 x 5" in out
 
@@ -87,7 +87,7 @@ def test_an_output_that_is_closed():
         shell=True,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=250,
     )
     assert done.returncode == 1 and done.stderr.startswith("shmvec top: process ")
 
@@ -96,7 +96,7 @@ def test_an_output_that_is_closed():
 @pytest.mark.parametrize("buffered", [True, False])
 def test_an_output_that_is_full(buffered):
     with open("/dev/full", "w") as full, printed("1", stdout=full, buffered=buffered) as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=250)
     assert process.returncode == 1
     assert errors == "shmvec: standard output: No space left on device\n"
 

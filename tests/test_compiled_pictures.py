@@ -606,7 +606,7 @@ def test_frames_that_take_too_long_are_interrupted(compile_wrappers):
         game = gym.make("ALE/Breakout-v5", frameskip=10**7, disable_env_checker=True)
         return wrappers.MaxAndSkipObservation(game, 2)
 
-    faults = FaultPolicy(on_timeout="reset", step_timeout=0.3)
+    faults = FaultPolicy(on_timeout="reset", step_timeout=1.0)
     with closing(
         ShmVectorEnv([make], num_workers=1, faults=faults, compile_wrappers=compile_wrappers)
     ) as envs:

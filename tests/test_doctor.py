@@ -140,7 +140,7 @@ def doctor_says(before, **environ):
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
     return done.stdout

@@ -17,7 +17,7 @@ def run(name, *arguments):
         [sys.executable, str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

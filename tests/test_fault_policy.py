@@ -30,11 +30,11 @@ DEADLINE = 30.0
 KILL, EXIT, RAISE, SLEEP, DEAF = range(90, 95)  # actions
 MODES = list(AutoresetMode)
 RESTART = FaultPolicy(
-    on_crash="restart", on_error="restart", on_timeout="restart", step_timeout=0.4,
+    on_crash="restart", on_error="restart", on_timeout="restart", step_timeout=1.0,
     max_restarts=10_000, backoff_s=0,
 )  # fmt: skip
 RESET = FaultPolicy(
-    on_crash="restart", on_error="reset", on_timeout="reset", step_timeout=0.4,
+    on_crash="restart", on_error="reset", on_timeout="reset", step_timeout=1.0,
     max_restarts=10_000, backoff_s=0,
 )  # fmt: skip
 # Each with the faults that it mends.

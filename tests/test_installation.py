@@ -187,7 +187,7 @@ def test_installations_that_do_not_end_in_order():
 def test_the_page_that_says_so():
     page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert done.stdout == "8\n", done.stderr
 
 
@@ -339,7 +339,7 @@ def test_an_id_with_our_module_before_it():
         "print(type(envs).__name__, envs.reset()[0].shape); envs.close()"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=250
     )
     assert done.stdout == "ShmVectorEnv (2, 4)\n", done.stderr
 

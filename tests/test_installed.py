@@ -26,7 +26,7 @@ print(observations.shape)
 
 def succeeds(*arguments, cwd):
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=100
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -201,7 +201,7 @@ def guard(*arguments):
         env={**os.environ, "PYTHONPATH": str(tree)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
     )
 
 
@@ -262,13 +262,13 @@ def test_commits_are_built(parts, tmp_path):
     (repository / "setup.py").write_text("open('src/shmvec/_core/made.so', 'w').close()")
     git = ["git", "-C", str(repository), "-c", "user.name=x", "-c", "user.email=x@example.org"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "1"]):
-        subprocess.run([*git, *command], check=True, timeout=100)
+        subprocess.run([*git, *command], check=True, timeout=250)
     (repository / "src" / "shmvec" / "_core" / "version").write_text("2")
     with built("HEAD", repository) as tree:
         assert (tree / "shmvec" / "_core" / "version").read_text() == "1"
         assert (tree / "shmvec" / "_core" / "made.so").exists()
     assert not tree.exists()
-    shown = subprocess.run([*git, "worktree", "list"], capture_output=True, text=True, timeout=100)
+    shown = subprocess.run([*git, "worktree", "list"], capture_output=True, text=True, timeout=250)
     assert len(shown.stdout.splitlines()) == 1
     for what in (str(repository), "no-such-commit"):  # one that is not built, and none
         with pytest.raises(SystemExit, match=re.escape(what)), built(what, repository):

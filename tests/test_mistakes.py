@@ -424,4 +424,4 @@ for make, kind in (
     assert "`import ale_py`" in found[1] and '"ale_py:ALE/...' in found[1], found
     found = None, ""
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=250)

@@ -107,7 +107,7 @@ def test_where_it_does_not_run_the_build_says_what_to_use(elsewhere):
     imports = "import runpy, sys, Cython.Build, setuptools.command.build_ext"
     program = f"{imports}; {elsewhere}; runpy.run_path('setup.py')"
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -121,7 +121,7 @@ def test_an_unbuilt_tree_says_what_to_do(checkout, tmp_path):
         env={**os.environ, "PYTHONPATH": str(checkout / "src")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
     )
     assert done.returncode != 0
     assert "compiled core is missing" in done.stderr and "pip install -e ." in done.stderr

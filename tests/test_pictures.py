@@ -21,7 +21,7 @@ def run(script, *arguments):
         [sys.executable, BENCHMARKS / script, *arguments],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

@@ -192,7 +192,7 @@ def test_a_step_that_takes_too_long_is_waited_for_by_the_next_call(groups, tmp_p
             return super().step(action)
 
     envs = ShmVectorEnv(
-        [lambda i=i: Waits(i, length=99) for i in range(2)], num_workers=2, step_timeout=0.2
+        [lambda i=i: Waits(i, length=99) for i in range(2)], num_workers=2, step_timeout=1.0
     )
     with closing(envs):
         pipeline = Pipeline(envs, seven, groups=groups)

@@ -34,7 +34,7 @@ def begin(name, *arguments, **options):
 def run(name, *arguments, **options):
     """Run a recipe; return what it prints."""
     program = begin(name, *arguments, **options)
-    out, err = program.communicate(timeout=100)
+    out, err = program.communicate(timeout=250)
     assert program.returncode == 0, err
     return out
 
@@ -245,7 +245,7 @@ def test_slurm_gets_as_many_workers_as_cpus(tmp_path):
         env={**os.environ, **slurm, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     workers = min(2, len(os.sched_getaffinity(0)))

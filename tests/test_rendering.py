@@ -126,7 +126,7 @@ def in_a_window(body):
         [sys.executable, "-c", textwrap.dedent(script) + textwrap.dedent(body)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         env={**os.environ, "SDL_VIDEODRIVER": "dummy"},
     )
     assert ran.returncode == 0, ran.stderr

@@ -934,11 +934,11 @@ def test_a_replay_that_is_refused_leaves_what_its_folder_holds(tmp_path):
 KILL, EXIT, RAISE, SLEEP = range(90, 94)  # actions
 FAILS_IN_RESET = 95  # the reset after it raises once
 RESTART = FaultPolicy(
-    on_crash="restart", on_error="restart", on_timeout="restart", step_timeout=0.4,
+    on_crash="restart", on_error="restart", on_timeout="restart", step_timeout=1.0,
     max_restarts=10_000, backoff_s=0,
 )  # fmt: skip
 RESET = FaultPolicy(
-    on_crash="restart", on_error="reset", on_timeout="reset", step_timeout=0.4,
+    on_crash="restart", on_error="reset", on_timeout="reset", step_timeout=1.0,
     max_restarts=10_000, backoff_s=0,
 )  # fmt: skip
 
@@ -1032,7 +1032,7 @@ def test_no_sample_holds_a_step_that_took_too_long(policy):
 @pytest.mark.deep
 def test_a_time_limit_without_a_policy():
     fns = [partial(Frail, index, (50,)) for index in range(2)]
-    with ShmVectorEnv(fns, num_workers=1, step_timeout=0.2) as envs:
+    with ShmVectorEnv(fns, num_workers=1, step_timeout=1.0) as envs:
         replay = Replay(envs, 100, seed=0)
         envs.reset(seed=0)
         for _ in range(5):

@@ -456,7 +456,7 @@ def test_import_shmvec_is_enough_for_its_public_modules():
     names = {name for name in public_modules() if not name.startswith("shmvec.adapters")}
     names -= {"shmvec.auto", "shmvec.entry"}  # imported for what that does, by name
     program = f"import shmvec; {'; '.join(sorted(names))}"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=250)
 
 
 def test_every_command_is_in_the_reference(capsys):

@@ -165,7 +165,7 @@ def test_a_reset_that_fails_ahead_is_the_env_s_when_its_episode_begins(kind):
 @pytest.mark.deep
 @KINDS
 def test_a_reset_that_hangs_ahead_is_over_its_limit_when_it_is_waited_for(kind):
-    with closing(made(kind, 2, 1, hangs=2, num_workers=1, reset_timeout=0.3)) as envs:
+    with closing(made(kind, 2, 1, hangs=2, num_workers=1, reset_timeout=1.0)) as envs:
         envs.reset(seed=0)
         with pytest.raises(EnvTimeoutError, match=r"env \d has been in reset\(\)"):  # noqa: PT012
             for _ in range(20):
@@ -175,7 +175,7 @@ def test_a_reset_that_hangs_ahead_is_over_its_limit_when_it_is_waited_for(kind):
 
 @pytest.mark.deep
 def test_a_coroutine_that_hangs_ahead_is_cancelled():
-    faults = FaultPolicy(on_timeout="reset", reset_timeout=0.3, max_restarts=100)
+    faults = FaultPolicy(on_timeout="reset", reset_timeout=1.0, max_restarts=100)
     with closing(made(AsyncNoted, 2, 1, hangs=2, num_workers=1, faults=faults)) as envs:
         envs.reset(seed=0)
         process = envs.processes[0]
@@ -206,7 +206,7 @@ class Lingers(AsyncNoted):
 
 @pytest.mark.deep
 def test_a_copy_does_one_thing_at_a_time():
-    faults = FaultPolicy(on_timeout="reset", reset_timeout=0.3, max_restarts=100)
+    faults = FaultPolicy(on_timeout="reset", reset_timeout=1.0, max_restarts=100)
     with closing(made(Lingers, 1, 1, num_workers=1, faults=faults)) as envs:
         envs.reset(seed=0)
         for _ in range(12):
@@ -217,13 +217,13 @@ def test_a_copy_does_one_thing_at_a_time():
 
 class Slow(AsyncNoted):
     async def reset(self, *, seed=None, options=None):
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.8)
         return Noted.reset(self, seed=seed, options=options)
 
 
 @pytest.mark.deep
 def test_only_the_reset_that_runs_counts_for_the_limit():
-    with closing(made(Slow, 2, 1, num_workers=1, reset_timeout=0.7)) as envs:
+    with closing(made(Slow, 2, 1, num_workers=1, reset_timeout=1.5)) as envs:
         for seed in range(4):
             envs.reset(seed=seed)
 
@@ -286,7 +286,7 @@ def test_options_of_any_type(kind):
 
 class SlowThread(Noted):
     def reset(self, *, seed=None, options=None):
-        time.sleep(0.4)
+        time.sleep(0.8)
         return super().reset(seed=seed, options=options)
 
 
@@ -294,7 +294,7 @@ class SlowThread(Noted):
 @pytest.mark.parametrize("kind", [Slow, SlowThread])
 def test_no_two_resets_count_as_one(kind):
     with closing(
-        ShmVectorEnv([partial(kind, 1)], spare_envs=2, num_workers=1, reset_timeout=0.7)
+        ShmVectorEnv([partial(kind, 1)], spare_envs=2, num_workers=1, reset_timeout=1.5)
     ) as envs:
         envs.reset()
         envs.reset(seed=5)

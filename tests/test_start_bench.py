@@ -38,7 +38,7 @@ def run(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=250,
         )
         assert done.returncode == 0, done.stderr
         assert not list(marked(mark))

@@ -532,4 +532,4 @@ envs.close()
         out = capsys.readouterr().out
         assert "worker 0 (env 0), process" in out and "worker 1 (env 1), process" in out
     finally:
-        wrapper.communicate("\n", timeout=60)
+        wrapper.communicate("\n", timeout=250)

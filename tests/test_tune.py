@@ -116,14 +116,14 @@ def test_an_env_in_a_file(tmp_path, capsys, monkeypatch, sure):
     (tmp_path / "counter_env.py").write_text(ENV)
     monkeypatch.syspath_prepend(tmp_path)  # the code to paste imports it
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    arguments = [f"{tmp_path}/counter_env.py:Counter", "--kwargs", '{"length": 7}']
+    arguments = [f"{tmp_path}/counter_env.py:Counter", "--kwargs", '{"length": 1}']
     arguments += ["--num-envs", "2", "--seconds", "0.03"]
     assert shmvec.__main__.main(["tune", *arguments]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"an observation has 24 bytes, an info 1 keys", shown)
-    assert re.search(r"µs every 7 steps", shown)
+    assert re.search(r"µs every 1 steps", shown)
     with closing(run_code(shown)) as envs:
-        assert envs.get_attr("length") == (7, 7)
+        assert envs.get_attr("length") == (1, 1)
 
 
 @pytest.mark.deep

@@ -316,7 +316,7 @@ assert not pygame.display.get_init() and venv.viewer is None
 """
     env = {**os.environ, "SDL_VIDEODRIVER": "dummy"}
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=env
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, env=env
     )
     assert ran.returncode == 0, ran.stderr
 

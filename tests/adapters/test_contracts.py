@@ -41,7 +41,7 @@ from shmvec.adapters.pettingzoo import ParallelVectorEnv
 from shmvec.cluster import ClusterVectorEnv
 from shmvec.planning import PlanningVectorEnv
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 SLEEP = 3  # the action of a step that takes a while
 
 
@@ -551,18 +551,19 @@ def test_a_worker_that_dies_is_reported_as_that_one(system):
     assert gone(pids, DEADLINE_S)
 
 
-@each(
-    lambda system: system.limits, slow=["cluster"]
-)  # it closes its envs before it raises, and waits for them
+@each(lambda system: system.limits, slow=["cluster"])
 def test_an_env_that_hangs_is_named_where_there_is_a_limit(system, tmp_path):
     makes = [Sleepy, partial(Gated, tmp_path)]
-    with closing(system.make(makes, num_workers=2, step_timeout=0.3)) as envs:
+    with closing(system.make(makes, num_workers=2, step_timeout=0.5)) as envs:
         system.reset(envs)
+        opening = threading.Timer(5.0, (tmp_path / "open").touch)
+        opening.start()  # the cluster's closes its envs before it raises, and waits for them
         try:
             # Until then it hangs: a caller that had no core for a while counts from its return.
             with pytest.raises(EnvTimeoutError, match=r"env 1\b"):
                 system.step(envs, [0, SLEEP])
         finally:
+            opening.cancel()
             (tmp_path / "open").touch()
 
 

@@ -247,7 +247,7 @@ def test_fault_policy_on_crash():
 
 @pytest.mark.deep
 def test_siblings_of_an_env_that_hangs_are_truncated_not_blamed():
-    with manager(num_workers=2, step_timeout=0.3) as envs:
+    with manager(num_workers=2, step_timeout=1.0) as envs:
         envs.seed(4)
         envs.launch()
         with pytest.raises(EnvTimeoutError, match="env 3"):
@@ -265,13 +265,13 @@ def test_siblings_of_an_env_that_hangs_are_truncated_not_blamed():
 
 
 def test_step_timeout_may_be_a_float():
-    with manager(num_envs=2, step_timeout=0.3) as envs:
+    with manager(num_envs=2, step_timeout=1.0) as envs:
         envs.launch()
         pids = envs.pid
         with pytest.raises(EnvTimeoutError, match="env 1.*replaced") as caught:
             envs.step({0: 0, 1: HANG})
         assert (caught.value.env, caught.value.operation) == (1, "step")
-        assert caught.value.limit == 0.3 and list(caught.value.timesteps) == [0]
+        assert caught.value.limit == 1.0 and list(caught.value.timesteps) == [0]
         assert isinstance(caught.value, TimeoutError)
         assert envs.env_states == {0: RUN, 1: ERROR}
         assert usable(envs)
@@ -281,7 +281,7 @@ def test_step_timeout_may_be_a_float():
 @pytest.mark.deep
 def test_reset_timeout_is_tried_again(tmp_path):
     stat = {"stat": "hang once", "options": str(tmp_path / "been there")}
-    with manager(num_envs=2, max_retry=2, reset_timeout=0.3) as envs:
+    with manager(num_envs=2, max_retry=2, reset_timeout=1.0) as envs:
         envs.seed(5)
         envs.launch({0: stat, 1: {}})
         assert envs.env_states == {0: RUN, 1: RUN}
@@ -291,11 +291,11 @@ def test_reset_timeout_is_tried_again(tmp_path):
 @pytest.mark.deep
 def test_connect_timeout_in_the_parent(tmp_path):
     stat = {"stat": "hang once", "options": str(tmp_path / "been there")}
-    with manager(num_envs=2, max_retry=2, connect_timeout=0.3, num_workers=2) as envs:
+    with manager(num_envs=2, max_retry=2, connect_timeout=1.0, num_workers=2) as envs:
         envs.launch()
         envs.reset({1: stat})
         assert set(envs.env_states.values()) == {RUN}
-        with pytest.raises(RuntimeError, match="connect_timeout=0.3") as caught:
+        with pytest.raises(RuntimeError, match="connect_timeout=1 s") as caught:
             envs.reset({1: {"stat": "hang"}})
         assert isinstance(caught.value.__cause__, ConnectionError)
         assert usable(envs)

@@ -527,7 +527,7 @@ def test_results_are_those_of_the_original(env_class, name):
     pytest.importorskip("plangym")
     script = Path(__file__).with_name("plangym_beside.py")
     ran = subprocess.run(  # the original leaves its pipes open
-        [sys.executable, script, env_class, name], capture_output=True, text=True, timeout=100
+        [sys.executable, script, env_class, name], capture_output=True, text=True, timeout=250
     )
     assert ran.returncode == 0, ran.stderr
     assert "equal: 42 rows" in ran.stdout

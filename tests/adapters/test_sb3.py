@@ -592,7 +592,7 @@ def test_restart_and_stats():
 
 
 def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
 
 
 @pytest.mark.deep

@@ -482,7 +482,7 @@ def test_an_env_that_raises_can_be_reset_while_others_step():
 
 @pytest.mark.deep
 def test_a_hung_env_is_restarted_if_the_policy_says_so():
-    policy = FaultPolicy(on_timeout="restart", step_timeout=0.2)
+    policy = FaultPolicy(on_timeout="restart", step_timeout=1.0)
     with gated((100, 100), faults=policy, num_workers=2) as (envs, _):
         envs.reset(seed=5)
         observations, _, terminated, truncated, infos = envs.step([RIGHT, GATED])

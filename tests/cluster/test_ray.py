@@ -468,7 +468,7 @@ def test_rllib_steps_its_envs_by_shmvec(cluster):
         env={**os.environ, "RAY_ADDRESS": cluster.address},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "the EnvRunners' envs are of ShmVectorEnv"

@@ -680,7 +680,7 @@ def main():
 
 def test_a_few_cases():
     command = [sys.executable, __file__, "--quiet", "--scenario", "workers", "--cases", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
 
 
@@ -688,7 +688,7 @@ def test_a_few_cases():
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_damage(name):
     command = [sys.executable, __file__, "--quiet", "--scenario", name, "--cases", str(CASES)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     if name != "rollouts":  # of which less is read
         assert json.loads(done.stdout)[name] > 0, "nothing was noticed: is anything damaged?"

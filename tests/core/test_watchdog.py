@@ -82,7 +82,7 @@ def test_a_fork_sees_the_threads_of_the_env_alone():
         """
     )
     try:
-        out, err = script.communicate(timeout=30)
+        out, err = script.communicate(timeout=250)
     finally:
         script.kill()
     assert not err
@@ -113,7 +113,7 @@ def test_a_worker_that_keeps_the_gil_goes_with_its_parent():
         pids = [int(word) for word in script.stdout.readline().split()]
         assert len(pids) == 2
         script.send_signal(signal.SIGKILL)
-        script.communicate(timeout=30)
+        script.communicate(timeout=250)
         assert gone(pids, 30)
     finally:
         script.kill()

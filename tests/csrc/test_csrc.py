@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 
 def compile_c(flags: list[str], inputs: list[Path], folder: Path) -> None:
     command = [COMPILER, *STRICT, *flags, "-pthread", *map(str, inputs)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
 
 
@@ -40,8 +40,8 @@ def usable(flags: list[str], folder: Path) -> bool:
     (folder / "empty.c").write_text("int main(void) { return 0; }\n")
     try:
         command = [COMPILER, *flags, str(folder / "empty.c"), "-o", str(folder / "empty")]
-        subprocess.run(command, check=True, capture_output=True, timeout=100)
-        subprocess.run([str(folder / "empty")], check=True, capture_output=True, timeout=100)
+        subprocess.run(command, check=True, capture_output=True, timeout=250)
+        subprocess.run([str(folder / "empty")], check=True, capture_output=True, timeout=250)
     except subprocess.CalledProcessError:
         return False
     return True
@@ -117,4 +117,4 @@ def test_c_in_full(name, build_name, compiled, tmp_path):
 
 
 def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=100)
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=250)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from processes import run_script
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 FORKER = []  # see conftest.py
 

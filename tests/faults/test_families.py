@@ -80,7 +80,7 @@ ENDS = {
         check_gone(after)
     """,
     "a step that takes too long": """
-        policy = FaultPolicy(on_timeout="restart", step_timeout=0.5, backoff_s=0)
+        policy = FaultPolicy(on_timeout="restart", step_timeout=1.0, backoff_s=0)
         check_restart(made(faults=policy, {options}), [9, 1])
     """,
     "a crash that is mended": """

@@ -214,7 +214,8 @@ def test_a_thread_that_runs_on_is_not_called_an_env_that_closes(caplog, tmp_path
 
     class Opening(logging.Handler):
         def emit(self, record):
-            gate.touch()
+            if "exit hook" in record.getMessage():
+                gate.touch()
 
     envs = ShmVectorEnv([Leaving], num_workers=1, context="fork", hang_warning_s=0.2)
     envs.reset()
@@ -226,15 +227,18 @@ def test_a_thread_that_runs_on_is_not_called_an_env_that_closes(caplog, tmp_path
         log.removeHandler(opening)
         gate.touch()
     said = [record.getMessage() for record in caplog.records if record.name == "shmvec"]
-    # Starting may take as long as well.
-    (text,) = [text for text in said if "building its envs" not in text]
+    # On a busy machine all else may take as long as well.
+    (text,) = [text for text in said if "a thread or an exit hook" in text]
     assert text.startswith("worker 0 (env 0) has closed its envs, but a thread or an exit hook has")
 
 
 @pytest.mark.deep
 def test_an_env_that_has_closed_late_is_not_called_a_thread_that_runs_on(gate, opening, caplog):
-    envs = vector_env(gate, "close", soon=0.5)
-    envs.reset()
-    envs.close()
+    def once(soon):
+        envs = vector_env(gate, "close", soon=soon)
+        envs.reset()
+        envs.close()
+
+    opening.until_logged(once)
     assert "has been closing its envs" in caplog.text
     assert "exit hook" not in caplog.text

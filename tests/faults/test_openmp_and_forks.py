@@ -63,7 +63,7 @@ def test_a_library_that_uses_openmp(tmp_path, monkeypatch):
     (tmp_path / "sum.c").write_text(SUM)
     library = tmp_path / "sum.so"
     command = ["gcc", "-shared", "-fPIC", "-fopenmp", "-o", library, tmp_path / "sum.c"]
-    if subprocess.run(command, capture_output=True, timeout=60).returncode:
+    if subprocess.run(command, capture_output=True, timeout=250).returncode:
         pytest.skip("gcc has no OpenMP here")
     work = f"""
     import ctypes
@@ -129,7 +129,7 @@ def test_a_library_that_is_first_loaded_for_the_workers(options, tmp_path, monke
     (tmp_path / "sum.c").write_text(SUM)
     library = tmp_path / "sum.so"
     command = ["gcc", "-shared", "-fPIC", "-fopenmp", "-o", library, tmp_path / "sum.c"]
-    if subprocess.run(command, capture_output=True, timeout=60).returncode:
+    if subprocess.run(command, capture_output=True, timeout=250).returncode:
         pytest.skip("gcc has no OpenMP here")
     (tmp_path / "sums.py").write_text(
         f"import ctypes\nlibrary = ctypes.CDLL({str(library)!r})\n"

@@ -27,7 +27,7 @@ from shmvec._processes import stacks
 from shmvec._processes.stacks import offer_of, offers_of, stack_of
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
-LIMIT = 0.3  # what a loaded machine may take for a step that does nothing
+LIMIT = 1.0  # what a loaded machine may take for a step that does nothing
 FILE = Path(__file__).parent / "hanging.py"
 LINES = {number: line.strip() for number, line in enumerate(FILE.read_text().splitlines(), 1)}
 IN_LOOPS = {
@@ -240,7 +240,7 @@ def test_a_stranger_prints_them_all(gate):
         for envs, where in ((one, "in in_python"), (other, "in in_c")):
             hanging(envs, where)
         command = [sys.executable, "-m", "shmvec", "stacks", str(os.getpid())]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=250)
         assert done.returncode == 0 and not done.stderr
         heads = re.findall(r"^worker \d \(env.*\), process \d+:$", done.stdout, re.M)
         first, second, third = [p.pid for p in [*one.processes, *other.processes]]

@@ -276,7 +276,7 @@ ShmVectorEnv([Echo] * 2, num_workers=2)
         env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
     )
     assert "workers need /proc, which is not mounted here" in done.stderr, done.stderr
 

@@ -418,7 +418,7 @@ def test_rows_of_a_worker_that_was_restarted_for_a_timeout_are_stepped_again():
                     threading.Event().wait(60)
             return super().step(action)
 
-    policy = FaultPolicy(on_timeout="restart", step_timeout=0.2, backoff_s=0, max_restarts=99)
+    policy = FaultPolicy(on_timeout="restart", step_timeout=1.0, backoff_s=0, max_restarts=99)
     with planning(Slow, faults=policy) as env:
         state, *_ = env.reset(seed=0)
         assert env.step_batch([0, 0, 1, 0], [state] * 4)[4].sum() == 1

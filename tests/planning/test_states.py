@@ -481,5 +481,5 @@ def test_classes_of_a_script_stay_the_same_in_all_workers(context, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), context]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert ran.returncode == 0, ran.stderr

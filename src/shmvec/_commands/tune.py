@@ -119,12 +119,15 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
     observation, _ = env.reset(seed=0)
     resets, infos = [clock() - start], 0
     steps: list[float] = []
+    ends: list[int] = []  # how many steps had been made at the end of each episode
     begin, used, lacked = clock(), time.process_time(), _lacked()
     while not steps or clock() - begin < seconds:
         start = clock()
         _, _, terminated, truncated, info = env.step(actions[len(steps) % len(actions)])
         steps.append(clock() - start)
         infos += len(info)
+        if terminated or truncated:
+            ends.append(len(steps))
         if terminated or truncated or clock() - begin >= seconds:
             start = clock()
             env.reset()
@@ -138,7 +141,7 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
         "step_p99_us": float(np.percentile(step_us, 99)),
         "step_deviation_us": float(step_us.std()),
         "reset_us": float(np.median(reset_us)),
-        "steps_per_episode": len(steps) / max(1, len(resets) - 1),
+        "steps_per_episode": ends[-1] / len(ends) if ends else len(steps),
         "infos_per_step": infos / len(steps),
         "observation_bytes": _nbytes(observation),
         "memory_bytes": max(0, memory),
