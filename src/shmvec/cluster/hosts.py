@@ -122,12 +122,11 @@ def together(
         num_envs: Number of envs for which infos have rows. None: a row for each answer.
     """
     empty: Any = create_empty_array(space, len(answers))
-    gatherer: VectorEnv[Any, Any, Any] = VectorEnv()  # gathers infos as Gymnasium does
-    gatherer.num_envs = num_envs or len(answers)
+    gatherer = _Gatherer(num_envs or len(answers))
     infos: dict[str, Any] = {}
     for row, answer in enumerate(answers):
         if answer.info:
-            infos = gatherer._add_info(infos, answer.info, answer.env if num_envs else row)
+            infos = gatherer.add(infos, answer.info, answer.env if num_envs else row)
     return (
         concatenate(space, [answer.observation for answer in answers], empty),
         np.array([answer.reward for answer in answers], np.float64),
@@ -135,3 +134,14 @@ def together(
         np.array([answer.truncated for answer in answers], np.bool_),
         infos,
     )
+
+
+class _Gatherer(VectorEnv[Any, Any, Any]):
+    """Gathers infos as Gymnasium's ``VectorEnv`` with ``num_envs`` envs does."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.closed = True
+
+    def add(self, infos: dict[str, Any], info: dict[str, Any], row: int) -> dict[str, Any]:
+        return self._add_info(infos, info, row)
