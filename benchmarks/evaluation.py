@@ -1,6 +1,7 @@
 """Exact evaluation: beside the loops that people write, of many tasks, and of libraries' own ways.
 
     python benchmarks/evaluation.py                    # sleep and busy: four minutes
+    python benchmarks/evaluation.py fast               # tasks whose steps take 1 ms: two minutes
     python benchmarks/evaluation.py tasks              # 40 tasks that start slowly: five minutes
     python benchmarks/evaluation.py pusht sb3 cleanrl  # five minutes
 
@@ -14,6 +15,9 @@ simulator, with a worker for each env; the policy takes no time. In "busy" a ste
 worker, and the policy computes for as long as the steps of half of the envs take: doing one after
 the other needs twice the time. The limit is what cannot be beaten: the larger of the env's work,
 divided by the workers, and of the policy's, for batches of half of the envs.
+
+`fast`: six tasks whose steps compute for 1 ms, as a suite, and by `evaluate` of one after the
+other. The limit is the env's work, spread over the cores.
 
 `tasks`: 40 tasks that start in 1 to 5 s and play for 1 to 20 s (`--scale`), within a limit to
 memory. Work is measured in CPU time, so that a shared machine changes what that costs, and not what
@@ -68,6 +72,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SEED = 1000
 NUM_ENVS = 10
 SHORTEST, LONGEST = 60, 300
+NUM_TASKS = 6  # that are fast
 MUJOCO = "Walker2d-v5"
 OURS = "shmvec.evaluate"  # a network rounds differently in other batches, and these are not fixed
 
@@ -184,6 +189,26 @@ def loops(options: argparse.Namespace, name: str) -> Iterator[Part]:
     steps = sum(lengths)
     limit_s = max(step_s * steps / workers, policy_s * steps / (NUM_ENVS / 2))
     yield Part(contenders, NUM_ENVS, limit_s, steps)
+
+
+@contextlib.contextmanager
+def fast(options: argparse.Namespace, name: str) -> Iterator[Part]:
+    """Tasks whose steps take a millisecond: as a suite, and one after the other."""
+    make = partial(Timed, 1e-3, lengths=(LONGEST, LONGEST))
+    suite = {f"task {number}": make for number in range(NUM_TASKS)}
+    nothing = lambda observations, env_ids: np.zeros(len(env_ids), np.int64)  # noqa: E731
+
+    def together() -> Numbers:
+        result = shmvec.evaluate(suite, nothing, options.episodes, seeds=0)
+        return [(sum(each.steps for each in result.values()),)]
+
+    def one_by_one() -> Numbers:
+        found = [shmvec.evaluate(make, nothing, options.episodes, seeds=0) for _ in suite]
+        return [(sum(each.steps for each in found),)]
+
+    steps = LONGEST * options.episodes * NUM_TASKS
+    contenders = {"one after the other": one_by_one, "a suite": together}
+    yield Part(contenders, 2 * usable_cores(), 1e-3 * steps / usable_cores(), steps)
 
 
 @contextlib.contextmanager
@@ -422,7 +447,7 @@ def cleanrl(options: argparse.Namespace, name: str) -> Iterator[Part]:
 
 # ---- the table -----------------------------------------------------------------------------------
 
-PARTS: dict[str, Any] = {"sleep": loops, "busy": loops, "tasks": tasks}
+PARTS: dict[str, Any] = {"sleep": loops, "busy": loops, "fast": fast, "tasks": tasks}
 PARTS |= {"pusht": lerobot, "sb3": sb3, "cleanrl": cleanrl}
 
 

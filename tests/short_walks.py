@@ -150,6 +150,26 @@ class Longer(Walk):
         return super().reset(seed=seed, options={"more": self.more, **(options or {})})
 
 
+class MayDie(Longer):
+    """Dies once, with all in its process, if another env is there."""
+
+    made = 0
+
+    def __init__(self, more):
+        super().__init__(more)
+        MayDie.made += 1
+
+    def reset(self, *, seed=None, options=None):
+        self.mark = options["dies"]
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if MayDie.made > 1 and self.left == 9 and not os.path.exists(self.mark):
+            open(self.mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
 class SlowToBuild(Walk):
     def __init__(self):
         time.sleep(1000)

@@ -40,12 +40,12 @@ for adapter in ADAPTERS:
 
 # Who may name whom.
 EDGES = {
+    ("cluster", "evaluation"),  # where it registers what plays on nodes
     ("cluster", "pipeline"),  # a Collector has a Pipeline on each node
     ("commands", "evaluation"),
     ("commands", "wrappers"),  # the limit is measured with them
     ("engine", "trace"),  # the type of what ShmVectorEnv.trace returns
     ("engine", "wrappers"),  # where a worker's envs are: a chain in, a stepper out
-    ("evaluation", "cluster"),
     ("pettingzoo", "sb3"),
     ("plangym", "planning"),
     ("sb3", "replay"),  # its buffer

@@ -51,7 +51,7 @@ ROOMS = [
 ]
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 # Types that are named only, and what is imported when it is asked for.
-UPWARDS = {("_memory", "exchange"), ("vector_env", "trace"), ("evaluation", "cluster")}
+UPWARDS = {("_memory", "exchange"), ("vector_env", "trace")}
 # What checks arguments, words hints and counts cores: adapters use it, too.
 HELPERS = {"_arguments", "_cores", "_hints", "_options"}
 # Names with an underscore that are not ours, and that tests need.

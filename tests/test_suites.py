@@ -27,6 +27,8 @@ from short_walks import (
     Growing,
     Hanging,
     Large,
+    Longer,
+    MayDie,
     Raising,
     Slow,
     SlowToBuild,
@@ -544,7 +546,15 @@ def test_an_env_that_fails_as_it_closes():
 def test_memory_is_kept_to(tmp_path):
     suite = {f"task {i}": partial(Large, tmp_path, 100, meet=True) for i in range(4)}
     result = evaluate(
-        suite, act, 3, seeds=1, max_envs=4, memory="330 MiB", info_keys=["running"], retries=0
+        suite,
+        act,
+        3,
+        seeds=1,
+        options={"more": 15},  # so that the next one is built before it is over
+        max_envs=4,
+        memory="330 MiB",
+        info_keys=["running"],
+        retries=0,
     )
     assert result.complete
     most = max(each.infos["running"].max() for each in result.values())
@@ -599,38 +609,9 @@ def test_memory_of_a_process_counts_those_below():
 
 
 @pytest.mark.deep
-def test_a_gpus_memory(monkeypatch):
-    used = {os.getpid(): 5 << 30}
-
-    class Nvml:
-        NVMLError = KeyError
-        nvmlInit = staticmethod(lambda: None)
-        nvmlDeviceGetCount = staticmethod(lambda: 2)
-        nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
-
-        @staticmethod
-        def nvmlDeviceGetComputeRunningProcesses(device):
-            return [Process(pid, size) for pid, size in used.items()]
-
-        nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetComputeRunningProcesses
-
-    class Process:
-        def __init__(self, pid, size):
-            self.pid, self.usedGpuMemory = pid, size
-
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml)
-    from shmvec.evaluation.memory import gpu_bytes
-
-    assert gpu_bytes()(os.getpid()) == 10 << 30
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(ImportError, match="nvidia-ml-py"):
-        evaluate({"a": Walk}, act, 1, gpu_memory="1 GB")
-
-
-@pytest.mark.deep
 def test_a_budget_lets_one_in_until_it_has_seen_some():
     sizes = {1: 30, 2: 10}
-    budget = Budget("memory", 100, sizes.get)
+    budget = Budget(100, sizes.get)
     assert budget.has_room("a", []) and not budget.has_room("a", [("x", "a")])
     assert budget.look([("x", "a", 1, False)]) and not budget.has_room("a", [("x", "a")])
     assert budget.look([("x", "a", 1, True)]) and budget.has_room("b", [("x", "a"), ("y", "b")])
@@ -674,6 +655,42 @@ def test_the_last_task_is_played_by_several(tmp_path):
 
     evaluate({"short": Walk, "long": lengthened(200)}, policy, 12, seeds=1, max_envs=3)
     assert len([number for number, name in seen if name == "long"]) > 1
+
+
+@pytest.mark.parametrize("kind", [Longer, *deep(MayDie)])
+@pytest.mark.filterwarnings("ignore:.*task")
+def test_two_envs_that_are_fast_share_a_process(tmp_path, kind):
+    """If that dies, each is alone again, and nobody's episode counts as failed for another's."""
+
+    class Told(kind):
+        def step(self, action):
+            *results, info = super().step(action)
+            return *results, {**info, "pid": os.getpid()}
+
+    def policy(observations, env_ids):
+        numbers.update(env_ids.tolist())
+        return act(observations, env_ids)
+
+    numbers, died, record = set(), tmp_path / "died", tmp_path / "run.jsonl"
+    suite = {"a": partial(Told, 9), "b": partial(Told, 9)}
+    options = dict(seeds=1, info_keys=["pid"], record=record, options={"dies": str(died)})
+    died.touch()
+    evaluate(suite, act, 2, max_envs=1, **options)
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    for line in lines:  # each step of these took a millisecond, and there were many
+        if "episode" in line:
+            line |= {"seconds": 1000.0, "steps": 10**6}
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    died.unlink()
+    result = evaluate(suite, policy, 12, max_envs=2, retries=0, **options)
+    assert result.complete and died.exists() == (kind is MayDie) and numbers == {0, 1}
+    expected = [row[:4] for row in one_after_the_other(lengthened(9), range(1, 13))]
+    for each in result.values():
+        assert rows(each) == expected
+        if kind is Longer:
+            assert len(set(each.infos["pid"][2:].tolist())) == 1
+        else:
+            assert not each.failed
 
 
 # ---- results -------------------------------------------------------------------------------------
@@ -773,6 +790,9 @@ def test_progress(capsys):
     assert sorted((each.task, each.number) for each in seen) == [
         (name, number) for name in "ab" for number in range(3)
     ]
+    left = []
+    evaluate({"a": Walk}, act, 3, seeds=1, progress=lambda episode, left_s: left.append(left_s))
+    assert len(left) == 3 and min(left[:2]) > left[2] == 0
     pytest.importorskip("tqdm")
     evaluate({"a": Walk, "b": Walk}, act, 3, seeds=1, max_envs=1, progress=True)
     bars = re.findall("6/6 .*", capsys.readouterr().err)
@@ -855,6 +875,8 @@ WRONG_SUITES = [
     ("progress = true\n" + SUITE, "", "no option 'progress'"),
     ("episodes = '5'\n[tasks.a]\nenv = 'mine_env.py:make'", "", "episodes must be an int"),
     (SUITE, "--memory lots", "--memory: it must be a size"),
+    (SUITE, "--gpu-memory 8GiB", "--gpu-memory: gpu_memory= is gone"),
+    ("gpu_memory = '8 GiB'\n" + SUITE, "", "gpu_memory= is gone"),
     (SUITE, "--retries -1", "--retries: must not be negative"),
     (SUITE, '--kwargs {"length":2}', "--kwargs are for one env"),
     (SUITE, "--compare nothing.jsonl", "nothing.jsonl"),
@@ -892,6 +914,7 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path):
         (dict(max_envs=2, num_envs=2), ValueError, "give one of them"),
         (dict(retries=-1), ValueError, "retries"),
         (dict(memory="much"), ValueError, "memory must be"),
+        (dict(gpu_memory="8 GiB"), TypeError, "gpu_memory= is gone: it was never tried on a GPU"),
         (dict(step_timeout=-1), ValueError, "step_timeout"),
         (dict(context="thread"), ValueError, "context"),
     ):

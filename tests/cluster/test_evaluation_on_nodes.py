@@ -19,7 +19,7 @@ from short_walks import (
 
 import shmvec
 from shmvec.cluster.crew import LocalCrew, Lost, Node
-from shmvec.cluster.evaluation import Player
+from shmvec.cluster.evaluation import NodePlayer
 
 
 class Two(LocalCrew):
@@ -80,7 +80,7 @@ def test_a_task_that_fails_on_nodes_is_given_up(monkeypatch):
 def test_a_node_that_is_lost_costs_a_suite_what_it_had_under_way(monkeypatch, tmp_path):
     """What it has returned is not played again."""
 
-    calls, play = [], Player.play
+    calls, play = [], NodePlayer.play
 
     def lost_once(player, *arguments):
         calls.append(player)
@@ -93,7 +93,7 @@ def test_a_node_that_is_lost_costs_a_suite_what_it_had_under_way(monkeypatch, tm
         return act(observations, env_ids)
 
     monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: Two())
-    monkeypatch.setattr(Player, "play", lost_once)
+    monkeypatch.setattr(NodePlayer, "play", lost_once)
     suite = {"a": lengthened(50), "b": lengthened(40)}
     seen = []
     result = shmvec.evaluate(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import math
 import sys
 import traceback
 from collections.abc import Callable, Collection
@@ -35,7 +34,7 @@ from shmvec._named import find_policy
 from shmvec._options import OPTIONS
 from shmvec._policy import as_policy, check_policy
 from shmvec.evaluation import Episode, SuiteEvaluation, Task, evaluate
-from shmvec.evaluation.call import num_episodes
+from shmvec.evaluation.call import num_episodes, refuse_gone
 from shmvec.evaluation.memory import parsed_bytes
 from shmvec.evaluation.record import RecordError, read_lines, recorded_episodes
 from shmvec.evaluation.tasks import is_suite, read_suite, tasks_of
@@ -45,7 +44,7 @@ __all__ = ["SUMMARY", "add_arguments", "main"]
 SUMMARY = "play episodes with your policy, each exactly once, and print the returns"
 
 # Options of the command `evaluate` that are arguments of the function.
-_OF_SUITES = {"record", "max_envs", "memory", "gpu_memory", "retries", "batch_across_tasks"}
+_OF_SUITES = {"record", "max_envs", "memory", "retries", "batch_across_tasks"}
 _OF_EVALUATE = _OF_SUITES | {
     "episodes",
     "num_envs",
@@ -139,7 +138,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     suites.add_argument(
         "--memory", type=_size, metavar="SIZE", help="memory that all envs may use, such as 20GiB"
     )
-    suites.add_argument("--gpu-memory", type=_size, metavar="SIZE", help="the same for NVIDIA GPUs")
+    suites.add_argument("--gpu-memory", type=_gone, help=argparse.SUPPRESS)
     suites.add_argument(
         "--retries", type=_retries, metavar="N", help="repeats of an episode whose env fails"
     )
@@ -171,6 +170,7 @@ def main(options: argparse.Namespace) -> int:
         before = None if options.compare is None else SuiteEvaluation.read(options.compare)
         if envs.endswith(".toml"):
             envs, arguments = read_suite(Path(envs))
+            refuse_gone(arguments)
             refuse_unknown(options.env, arguments, _IN_FILES)
             given = {**arguments, **given}
         numbers = given.pop("episodes", None), given.get("seeds"), given.get("options")
@@ -245,6 +245,14 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _gone(text: str) -> None:
+    """An argparse type: none, of what there was."""
+    try:
+        refuse_gone(["gpu_memory"])
+    except TypeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _policy(name: str) -> Any:
     """The policy of this name; a class is called."""
     try:
@@ -279,7 +287,7 @@ def _counting(say: measuring.Progress, episodes: int, done: int) -> Callable[...
     """A function that shows how many episodes are over, and the mean return of the new ones."""
     returns: list[float] = []
 
-    def count(episode: Episode, left_s: float = math.nan) -> None:
+    def count(episode: Episode, left_s: float) -> None:
         nonlocal done
         done += 1
         text = f"{done} of {episodes} episodes"
@@ -287,7 +295,7 @@ def _counting(say: measuring.Progress, episodes: int, done: int) -> Callable[...
             returns.append(episode.return_)
         if returns:
             text += f", mean return {sum(returns) / len(returns):,.2f}"
-        if not math.isnan(left_s):
+        if done < episodes:
             text += f", about {left_s:,.0f} s more"
         say(text, milestone=done == episodes or done % max(1, episodes // 10) == 0)
 

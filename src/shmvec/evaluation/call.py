@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,11 +21,14 @@ from shmvec._cores import usable_cores
 from shmvec._hints import refuse_unknown
 from shmvec._options import OPTIONS, AtMost, with_faults
 from shmvec._policy import Policy, as_policy, check_policy
-from shmvec.evaluation.episodes import EPISODE, Episode, EpisodePlayer, drawn_seeds, recorded
+from shmvec.evaluation.episodes import Episode, drawn_seeds, recorded
+from shmvec.evaluation.nodes import play_on_nodes
+from shmvec.evaluation.player import Player
+from shmvec.evaluation.pools import Plan, Pool, seconds_until
 from shmvec.evaluation.progress import reporter
 from shmvec.evaluation.results import SUCCESS, Evaluation, evaluation_of
 from shmvec.evaluation.suite_results import SuiteEvaluation
-from shmvec.evaluation.suites import How, evaluate_suite
+from shmvec.evaluation.suites import evaluate_suite
 from shmvec.evaluation.tasks import Suite, Task, env_fn_of, is_suite
 from shmvec.exchange import Autoreset, AutoresetMode
 from shmvec.faults import FaultPolicy, RemoteTraceback, add_note
@@ -74,7 +78,6 @@ def evaluate(
     record: str | os.PathLike[str] | None = None,
     max_envs: int | None = None,
     memory: int | float | str | None = None,
-    gpu_memory: int | float | str | None = None,
     batch_across_tasks: bool | None = None,
     retries: int | None = None,
     **vector_options: Any,
@@ -91,8 +94,8 @@ def evaluate(
     observation does not depend on the others in its batch, and if an env's randomness is its own.
     An episode that is interrupted (its worker was killed) is repeated from its seed.
 
-    Of a suite of tasks, each plays so many episodes, in envs that have a process each and are
-    started when their turn comes. An env that cannot be built, crashes, raises or hangs ends
+    Of a suite of tasks, each plays so many episodes, in envs that have processes of their own and
+    are started when their turn comes. An env that cannot be built, crashes, raises or hangs ends
     nothing but itself. docs/suites.md.
 
     Args:
@@ -133,8 +136,8 @@ def evaluate(
             of a step. The episodes before the first unfinished one count: so shorter ones are more
             likely to, and the mean is biased towards them.
         progress: True: a bar, where tqdm is installed. A function: it is called with each
-            :class:`Episode` when that is over, and, of a suite, if it takes a second argument, with
-            an estimate of the seconds that the others take (nan: nothing is known yet).
+            :class:`Episode` when that is over, and, if it takes a second argument, with the seconds
+            that the others take, if they take as long as those that are over have.
         video_folder: Where videos are written, by Gymnasium's ``RecordVideo``:
             ``evaluation-episode-0.mp4``, ... Needs moviepy, and envs with the render mode
             ``rgb_array``, which envs made by id have then.
@@ -148,9 +151,8 @@ def evaluate(
         record: A file to which each episode is appended as it ends, as a line of JSON. A call that
             finds it there plays what it lacks, and returns what an uninterrupted one would have.
             With this or an argument below, one env is played as a suite of one task.
-        max_envs: Of a suite: number of envs, and of processes, at a time. None: two for each core.
+        max_envs: Of a suite: number of envs at a time. None: two for each core.
         memory: Of a suite: what all envs may use together, as "20 GiB".
-        gpu_memory: Likewise, of NVIDIA's GPUs. Needs nvidia-ml-py.
         batch_across_tasks: Of a suite: whether one batch may have envs of several tasks, if their
             spaces are equal. None: it may.
         retries: Of a suite: how often an episode is repeated whose env has crashed, raised or taken
@@ -186,127 +188,119 @@ def evaluate(
     limits = {"time_limit": time_limit, "hard_time_limit": hard_time_limit}
     for name, limit in limits.items():
         checked_seconds(name, limit)
-    of_suites = (record, max_envs, memory, gpu_memory, batch_across_tasks, retries)
+    refuse_gone(vector_options)
+    refuse_unknown("evaluate", vector_options, _known_options())
+    of_suites = (record, max_envs, memory, batch_across_tasks, retries)
     as_suite = isinstance(envs, Task) or any(value is not None for value in of_suites)
     if actor_options is not None and not cluster:
         raise ValueError("actor_options are for Ray's actors: they need cluster=True")
+    if cluster:
+        absent = {**limits, "video_folder": video_folder}
+        refused = [name for name, value in absent.items() if value is not None]
+        if refused:
+            raise ValueError(f"on a cluster there is no {' and no '.join(refused)}")
+        actor_options = actor_options or {}
+    ends = [math.inf if limit is None else begin + limit for limit in limits.values()]
     if as_suite or is_suite(envs):
         if not all(isinstance(key, str) for key in (success_key, *keys)):
             raise TypeError(f"keys of infos must be texts, got {[success_key, *keys]}")
         video_episodes = frozenset(video_episodes)
-        refuse_unknown("evaluate", vector_options, _known_options())
         if num_envs is not None and max_envs is not None:
             raise ValueError("num_envs and max_envs are the same here: give one of them")
-        how = How(
-            keys=(success_key, *keys),
-            max_envs=num_envs if max_envs is None else max_envs,
-            memory=memory,
-            gpu_memory=gpu_memory,
-            across=batch_across_tasks is not False,
-            batch=batch,
-            batch_size=batch_size,
-            retries=2 if retries is None else retries,
-            recording=video_folder is not None,
-            vector_options=vector_options,
-        )
+        options_of_player = {
+            "max_envs": num_envs if max_envs is None else max_envs,
+            "memory": memory,
+            "across": batch_across_tasks is not False,
+            "batch": batch,
+            "batch_size": batch_size,
+            "retries": 2 if retries is None else retries,
+            "vector_options": vector_options,
+        }
         return evaluate_suite(
             envs,
             policy,
             played,
-            how,
+            (success_key, *keys),
+            options_of_player,
             drawn=seeds is None,
             record=record,
             videos=(video_folder, video_episodes),
-            limits=limits,
+            ends=ends,
             progress=progress,
-            actor_options=(actor_options or {}) if cluster else None,
+            actor_options=actor_options,
         )
-    check_policy(policy, batch, (), ("seeds",))
-    if not cluster:
-        refuse_unknown("evaluate", vector_options, _known_options())
-    if cluster:
-        return _on_nodes(
-            envs,
-            policy,
-            played,
-            {"num_envs": num_envs, **vector_options},
-            {"batch_size": batch_size, "batch": batch},
-            {**limits, "video_folder": video_folder},
-            keys,
-            progress,
-            actor_options or {},
-            success_key,
-        )
+    check_policy(policy, batch, Player.of_calls, Player.of_resets)
+    batches = {"batch": batch, "batch_size": batch_size}
+    chosen = {"num_envs": num_envs, **vector_options}
+    recording = None if video_folder is None else (video_folder, video_episodes)
     if isinstance(envs, ShmVectorEnv):
-        chosen = {"num_envs": num_envs, "video_folder": video_folder, **vector_options}
         given = [name for name, value in chosen.items() if value is not None]
+        given += ["video_folder"] if recording else []
         if given:
             raise ValueError(f"of a vector env that exists these cannot be chosen: {given}")
-        vector, own = envs, False
-        make = _nothing
-    else:
-        recording = None if video_folder is None else (video_folder, video_episodes)
-        env_fns, chosen = _chosen(envs, len(played), recording, num_envs, **vector_options)
-        # The object exists before it starts anything, so that it is closed if Ctrl-C comes.
-        vector, own = ShmVectorEnv.__new__(ShmVectorEnv), True
-        make = partial(ShmVectorEnv.__init__, vector, env_fns, **chosen)
-    ended: Callable[[], object] = _nothing
-    try:
-        make()
-        _check_mode(vector)
+        if cluster:
+            raise ValueError("a vector env cannot be sent to other nodes: give what makes its envs")
+    if actor_options is not None:
+        make = partial(_node, envs, len(played), chosen, batches)
         report, ended = reporter(progress, len(played))
-        size = vector.num_envs if batch == "ready" else max(1, vector.num_envs // 2)
-        if batch_size is not None:
-            size = checked_count("batch_size", batch_size)
+        try:
+            play_on_nodes(make, policy, played, report, actor_options)
+        finally:
+            ended()
+    else:
+        _play_here(envs, chosen, recording, policy, batches, played, progress, ends)
+    return _result(played, keys, begin, success_key)
+
+
+def refuse_gone(options: Collection[str]) -> None:
+    """Raises TypeError if an option is among these that there was."""
+    if "gpu_memory" in options:
+        raise TypeError(
+            "gpu_memory= is gone: it was never tried on a GPU. max_envs= says how many envs there "
+            "are at a time"
+        )
+
+
+def _play_here(
+    envs: Any,
+    chosen: dict[str, Any],
+    recording: Any,
+    policy: Policy,
+    batches: dict[str, Any],
+    episodes: Sequence[Episode],
+    progress: Any,
+    ends: Sequence[float],
+) -> None:
+    """Plays in a vector env that exists, or in one that is made, and closed."""
+    own: ShmVectorEnv | None = None
+    ended: Callable[[], object] = _nothing
+    last_start, deadline = ends
+    try:
+        if isinstance(envs, ShmVectorEnv):
+            vector = envs
+        else:
+            vector = own = _made(envs, len(episodes), recording, **chosen)
+        player = _player(vector, policy, recording is not None, batches)
+        player.add(episodes)
+        report, ended = reporter(progress, len(episodes))
         vector.exchange.check_pending("evaluate", alone=True)
         with vector.exchange.lend("evaluate", in_flight=True) as exchange:
-            player = EpisodePlayer(
-                exchange,
-                policy,
-                played,
-                batch_size=size,
-                fixed=batch == "fixed",
-                options_of=_options_of if video_folder is None else _options_with_number,
-                finished=report,
-            )
-            player.play(
-                np.inf if time_limit is None else begin + time_limit,
-                np.inf if hard_time_limit is None else begin + hard_time_limit,
-            )
-        if own:
-            _close(vector, None if hard_time_limit is None else _CLOSE_S, None)
+            if exchange.discard(seconds_until(deadline)):
+                player.play(report, last_start, deadline)
+        if own is not None:
+            _close(own, None if deadline == math.inf else _CLOSE_S, None)
     except BaseException as error:
-        if own:
-            _close(vector, _CLOSE_S, error)
+        if own is not None:
+            _close(own, _CLOSE_S, error)
         raise
     finally:
         ended()
-    return _result(played, player.steps, keys, begin, success_key)
 
 
-def _result(
-    played: Sequence[Episode],
-    steps: int,
-    keys: Collection[str],
-    begin: float,
-    success_key: str,
-) -> Evaluation:
-    """The result of one env's episodes; a warning names the keys that no last info has."""
-    result = evaluation_of(played, steps, keys, time.monotonic() - begin, success_key)
-    for key in keys:
-        if key not in result.infos and len(result):
-            logger.warn("%s", f"no episode's last info has {key!r}; it has {list(played[0].info)}")
-    return result
-
-
-def _known_options() -> list[str]:
-    return [*inspect.signature(evaluate).parameters, *OPTIONS]
-
-
-def _chosen(
+def _made(
     envs: Any, episodes: int, recording: Any = None, num_envs: int | None = None, **options: Any
-) -> tuple[list[Callable[[], Any]], dict[str, Any]]:
-    """The env functions and options of a vector env for so many episodes, without autoreset."""
+) -> ShmVectorEnv:
+    """A vector env for so many episodes, without autoreset; it counts this machine's cores."""
     if options.get("num_workers") is not None:
         options["num_workers"] = AtMost(options["num_workers"])
     workers = options.get("num_workers") or usable_cores()
@@ -315,62 +309,44 @@ def _chosen(
         env_fns = recorded(env_fns, *recording)
     options = with_faults(options, FaultPolicy(on_crash="restart"))
     options.setdefault("autoreset_mode", AutoresetMode.DISABLED)
-    return env_fns, options
+    return ShmVectorEnv(env_fns, **options)
 
 
-def _made(envs: Any, episodes: int, **options: Any) -> ShmVectorEnv:
-    """Makes a node's vector env; it runs on the node, whose cores it counts."""
-    env_fns, chosen = _chosen(envs, episodes, **options)
-    return ShmVectorEnv(env_fns, **chosen)
+def _player(
+    vector: ShmVectorEnv, policy: Policy, recording: bool, batches: dict[str, Any]
+) -> Player:
+    """What plays in a vector env: one pool, of a task without a name."""
+    _check_mode(vector)
+    player = Player(policy, vector.num_envs, across=True, **batches)
+    plan = player.plans[""] = Plan(Task(""))
+    pool = Pool(plan, range(vector.num_envs), recording)
+    pool.exchange = vector.exchange
+    player.pools.append(pool)
+    player.take_in(pool)
+    return player
 
 
-def _played_on_node(
-    envs: ShmVectorEnv, policy: Policy, orders: Sequence[Episode], how: dict[str, Any]
-) -> tuple[list[Episode], int, dict[str, str]]:
-    """Plays a node's share of the episodes; returns these and the number of steps."""
-    played: list[Episode] = []
-    result = evaluate(
-        envs,
-        policy,
-        len(orders),
-        seeds=[order.seed for order in orders],
-        options=[order.options for order in orders],
-        progress=played.append,
-        **how,
-    )
-    for episode in played:
-        episode.number = orders[episode.number].number
-    return played, result.steps, {}
+def _node(
+    envs: Any, episodes: int, chosen: dict[str, Any], batches: dict[str, Any], policy: Policy
+) -> tuple[Player, Callable[[], object]]:
+    """A node's player, and what closes its envs."""
+    vector = _made(envs, episodes, **chosen)
+    return _player(vector, policy, False, batches), vector.close
 
 
-def _on_nodes(
-    envs: Any,
-    policy: Policy,
-    played: list[Episode],
-    vector_options: dict[str, Any],
-    how: dict[str, Any],
-    not_there: dict[str, Any],
-    keys: Collection[str],
-    progress: Any,
-    actor_options: Mapping[str, Any],
-    success_key: str,
+def _result(
+    played: Sequence[Episode], keys: Collection[str], begin: float, success_key: str
 ) -> Evaluation:
-    """Evaluates on a cluster."""
-    from shmvec.cluster.evaluation import play_on_nodes  # imported only where it is needed
+    """The result of one env's episodes; a warning names the keys that no last info has."""
+    result = evaluation_of(played, keys, success_key, time.monotonic() - begin)
+    for key in keys:
+        if key not in result.infos and len(result):
+            logger.warn("%s", f"no episode's last info has {key!r}; it has {list(played[0].info)}")
+    return result
 
-    begin = time.monotonic()
-    refused = [name for name, value in not_there.items() if value is not None]
-    if refused:
-        raise ValueError(f"on a cluster there is no {' and no '.join(refused)}")
-    if isinstance(envs, ShmVectorEnv):
-        raise ValueError("a vector env cannot be sent to other nodes: give what makes its envs")
-    report, ended = reporter(progress, len(played))
-    make = partial(_made, envs, len(played), **vector_options)
-    try:
-        steps = play_on_nodes(make, policy, _played_on_node, played, how, report, actor_options)
-    finally:
-        ended()
-    return _result(played, steps, keys, begin, success_key)
+
+def _known_options() -> list[str]:
+    return [*inspect.signature(evaluate).parameters, *OPTIONS]
 
 
 def num_episodes(episodes: int | None, seeds: Any, options: Any) -> int:
@@ -413,14 +389,6 @@ def _seed(value: Any) -> int:
     if seed > np.iinfo(np.int64).max:
         raise ValueError(f"a seed must be less than 2**63, got {seed}")
     return seed
-
-
-def _options_of(episode: Episode) -> Any:
-    return episode.options
-
-
-def _options_with_number(episode: Episode) -> Any:
-    return {EPISODE: episode.number, "": episode.options}
 
 
 def _env_fns(

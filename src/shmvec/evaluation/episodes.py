@@ -1,13 +1,10 @@
-"""Episodes, and what plays them: each from its seed, without a wasted step."""
+"""Episodes, each from its seed, and the envs that record some of them."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,11 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import RecordVideo
 
-from shmvec._policy import InformedPolicy, Policy, PolicyCaller
-from shmvec.exchange import Answers, Exchange
-
-__all__ = ["EPISODE", "Episode", "EpisodePlayer", "Recorder", "drawn_seeds", "recorded"]
-
+__all__ = ["EPISODE", "Episode", "Recorder", "drawn_seeds", "recorded"]
 
 _SEEDS = 2**31  # as many as all generators take
 _OF_POLICIES = 1  # tells a policy's stream of numbers from the env's
@@ -42,8 +35,8 @@ class Episode:
         repeats: How often it was interrupted by a fault, and repeated.
         task: Of a suite: the name of its task.
         failed: Of a suite: why it counts as failed; "": it does not.
-        steps: Of a suite: the steps made, with those before interruptions.
-        seconds: Of a suite: the time it has taken.
+        steps: The steps made, with those before interruptions.
+        seconds: The time it has taken.
     """
 
     number: int
@@ -80,145 +73,6 @@ def drawn_seeds(count: int, base: int | None = None) -> list[int]:
     """Seeds that follow from a number; None: from the system's entropy."""
     numbers: list[int] = np.random.default_rng(base).integers(_SEEDS, size=count).tolist()
     return numbers
-
-
-class EpisodePlayer:
-    """Plays episodes, each from its seed and its options, without a wasted step."""
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        policy: Policy,
-        episodes: Sequence[Episode],
-        *,
-        batch_size: int,
-        fixed: bool,
-        options_of: Callable[[Episode], Any],
-        finished: Callable[[Episode], object],
-    ) -> None:
-        """Prepares to play.
-
-        Args:
-            exchange: The envs; answers in flight are discarded when they come.
-            policy: Chooses actions.
-            episodes: The episodes to play, in this order.
-            batch_size: Number of envs that the policy is asked about at a time, at most.
-            fixed: Whether batches are filled up to this size.
-            options_of: Returns the options that an episode's reset is given.
-            finished: Called with each episode when it is over.
-        """
-        self._exchange = exchange
-        policy = InformedPolicy(policy, {}, {"seeds": lambda env: self._playing[env].policy_seed})
-        self._caller = PolicyCaller(exchange, policy, batch_size if fixed else None)
-        self._waiting = deque(episodes)
-        self._batch_size = batch_size
-        self._options_of = options_of
-        self._finished = finished
-        self._last_start = np.inf
-        self._playing: dict[int, Episode] = {}  # by env
-        self._begun: set[int] = set()  # envs that were asked to reset
-        self.steps = 0
-
-    def play(self, last_start: float, deadline: float) -> None:
-        """Plays the episodes, as far as the time allows.
-
-        Args:
-            last_start: When the last episode may begin, by the monotonic clock.
-            deadline: When it stops to wait for those that have begun.
-
-        Raises:
-            Exception: What envs and the policy raise.
-        """
-        exchange = self._exchange
-        everyone = range(exchange.num_envs)
-        self._last_start, self._deadline = last_start, deadline
-        try:
-            if not exchange.discard(_left(deadline)):
-                return
-            self._begin(everyone)
-            while self._playing or self._waiting:
-                if self._waiting and len(self._playing) < len(everyone):
-                    self._begin([env for env in everyone if env not in self._playing])
-                    if not self._playing:  # the time is up
-                        break
-                count = min(self._batch_size, exchange.num_in_flight)
-                # Takes only the envs that are ready: the others become ready while the policy is
-                # busy with these.
-                answers = exchange.take(count=count, least=1, timeout=_left(deadline))
-                if answers.failures:
-                    exchange.raise_failures(answers.failures)
-                self._go_on(answers)
-                if time.monotonic() >= deadline:
-                    break
-        except multiprocessing.TimeoutError:
-            if time.monotonic() < deadline:  # then it is an env's own limit
-                raise
-
-    def _begin(self, envs: Sequence[int]) -> None:
-        """Has envs begin the next episodes, as long as there are any, and time is left."""
-        worn = self._exchange.recycle(envs) if self._waiting else ()
-        for env in envs:
-            if not self._waiting or time.monotonic() >= self._last_start:
-                break
-            if env in worn:  # its worker restarts first, when the episodes of its envs are over
-                continue
-            self._playing[env] = self._waiting.popleft()
-        self._reset([env for env in envs if env in self._playing])
-
-    def _reset(self, envs: list[int]) -> None:
-        if not envs:
-            return
-        mine = [self._playing[env] for env in envs]
-        options = [self._options_of(episode) for episode in mine]
-        self._begun.update(envs)
-        seeds, left = [episode.seed for episode in mine], _left(self._deadline)
-        self._exchange.ask_reset(envs, seeds, options, timeout=left)
-
-    def _go_on(self, answers: Answers) -> None:
-        """Takes what envs have answered, and asks them for their next step or reset."""
-        over = answers.terminations | answers.truncations
-        rows: list[int] = []
-        begun: list[int] = []
-        broken: list[int] = []
-        ended: dict[int, Episode] = {}
-        for row, env in enumerate(answers.envs.tolist()):
-            episode = self._playing[env]
-            report = answers.reports.get(env)
-            resets = env in self._begun
-            self._begun.discard(env)
-            if report is not None and report.cut_off:
-                episode.interrupt()
-                broken.append(env)
-            elif resets:
-                begun.append(env)
-                rows.append(row)
-            else:
-                self.steps += 1
-                episode.return_ += float(answers.rewards[row])
-                episode.length += 1
-                if over[row]:
-                    episode.info = answers.infos[row]
-                    episode.terminated = bool(answers.terminations[row])
-                    episode.finished = True
-                    ended[env] = self._playing.pop(env)
-                else:
-                    rows.append(row)
-        # Resets first: they keep workers busy while the policy computes.
-        self._reset(broken)
-        self._begin(list(ended))
-        for episode in ended.values():
-            self._finished(episode)
-        if rows:
-            chosen = np.array(rows, np.intp)
-            self._caller.step(answers.envs, answers.observations, chosen, begun, ask=self._ask)
-
-    def _ask(self, envs: Any, actions: Any, extras: object) -> None:
-        self._exchange.ask(envs, actions, timeout=_left(self._deadline))
-
-
-def _left(deadline: float) -> float | None:
-    """Seconds until the deadline; None: there is none."""
-    return None if deadline == np.inf else max(0.0, deadline - time.monotonic())
 
 
 EPISODE = "shmvec.episode"  # the option by which a reset says which episode it begins

@@ -1,4 +1,4 @@
-"""The memory that the processes of envs use, of the machine and of its GPUs, and a limit to it."""
+"""The memory that the processes of envs use, and a limit to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Budget", "Resident", "gpu_bytes", "parsed_bytes"]
+__all__ = ["Budget", "Resident", "parsed_bytes"]
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     f"{unit}IB": 1 << 10 * power for power, unit in enumerate("KMGT", 1)
@@ -86,58 +86,13 @@ def _family(pid: int) -> list[int]:
     return found
 
 
-def gpu_bytes() -> Callable[[int], int]:
-    """A function that returns the memory of a process, and of all below it, on NVIDIA's GPUs.
-
-    Raises:
-        ImportError: nvidia-ml-py is not installed.
-        RuntimeError: There is no NVIDIA GPU, or its driver does not answer.
-    """
-    try:
-        import pynvml
-    except ImportError as error:
-        raise ImportError("gpu_memory= needs nvidia-ml-py: pip install nvidia-ml-py") from error
-    try:
-        pynvml.nvmlInit()
-        devices = [
-            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-        ]
-    except pynvml.NVMLError as error:
-        raise RuntimeError(
-            f"gpu_memory= needs an NVIDIA GPU, and there is none: {error}"
-        ) from error
-
-    def used(pid: int) -> int:
-        family = set(_family(pid))
-        found: dict[tuple[int, int], int] = {}  # one process may compute and draw: counted once
-        for number, device in enumerate(devices):
-            for ask in (
-                pynvml.nvmlDeviceGetComputeRunningProcesses,
-                pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-            ):
-                with suppress(pynvml.NVMLError):
-                    for each in ask(device):
-                        if each.pid in family and each.usedGpuMemory is not None:
-                            key = number, each.pid
-                            found[key] = max(found.get(key, 0), each.usedGpuMemory)
-        return sum(found.values())
-
-    return used
-
-
 class Budget:
-    """A limit to one kind of memory, and what the envs of each task have needed of it at most.
+    """A limit to memory, in bytes, and what the envs of each task have needed of it at most."""
 
-    Attributes:
-        name: The option that sets the limit.
-        limit: The limit, in bytes.
-    """
-
-    def __init__(self, name: str, limit: int, measure: Callable[[int], int]) -> None:
-        """Sets a limit, in bytes; ``measure`` returns the bytes of a process and all below it."""
-        self.name = name
-        self.limit = limit
-        self._measure = measure
+    def __init__(self, limit: int, measure: Callable[[int], int] | None = None) -> None:
+        """Sets a limit; ``measure`` returns the bytes of a process and all below it."""
+        self._limit = limit
+        self._measure = Resident() if measure is None else measure
         self._most: dict[str, int] = {}  # by task
         self._now: dict[Any, int] = {}  # by env
 
@@ -153,7 +108,7 @@ class Budget:
             self._now[env] = 0 if pid is None else self._measure(pid)
             if plays:
                 self._most[task] = max(self._most.get(task, 0), self._now[env])
-        return sum(self._now.values()) <= self.limit
+        return sum(self._now.values()) <= self._limit
 
     def has_room(self, task: str, running: Iterable[tuple[Any, str]]) -> bool:
         """Whether one more env of a task fits beside those that run.
@@ -166,6 +121,6 @@ class Budget:
             running: The envs that run, and their tasks.
         """
         others = list(running)
-        most = max(self._most.values(), default=self.limit)
+        most = max(self._most.values(), default=self._limit)
         needed = sum(max(self._most.get(of, most), self._now.get(env, 0)) for env, of in others)
-        return not others or needed + self._most.get(task, most) <= self.limit
+        return not others or needed + self._most.get(task, most) <= self._limit

@@ -186,12 +186,11 @@ def data_frame(columns: dict[str, npt.NDArray[Any]]) -> Any:
 
 def evaluation_of(
     played: Sequence[Episode],
-    steps: int,
     keys: Collection[str],
-    seconds: float,
     success_key: str = SUCCESS,
+    seconds: float | None = None,
 ) -> Evaluation:
-    """The result of the episodes before the first unfinished one."""
+    """The result of the episodes before the first unfinished one; None: of their own duration."""
     # Only the episodes before the first unfinished one count: if all finished ones did, short
     # episodes would be more likely to count than long ones.
     settled = list(itertools.takewhile(lambda episode: episode.settled, played))
@@ -207,10 +206,10 @@ def evaluation_of(
         terminated=np.array([episode.terminated for episode in counted], np.bool_),
         seeds=np.array([episode.seed for episode in counted], np.int64),
         infos=infos,
-        steps=steps,
+        steps=sum(episode.steps for episode in played),
         repeats=sum(episode.repeats for episode in played),
         asked=len(played),
-        seconds=seconds,
+        seconds=sum(episode.seconds for episode in played) if seconds is None else seconds,
         success_key=success_key,
         failed=tuple((int(each.seed or 0), each.failed) for each in settled if each.failed),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from shmvec.evaluation.results import Evaluation, data_frame, evaluation_of
 from shmvec.evaluation.statistics import Values, of_groups, stratified_interval
 from shmvec.evaluation.tasks import Task
 
-__all__ = ["Comparison", "SuiteEvaluation", "TaskDifference", "of_task"]
+__all__ = ["Comparison", "SuiteEvaluation", "TaskDifference"]
 
 _SAMPLES = 1000  # resamples for the intervals in a table
 
@@ -98,7 +98,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
                     episodes.insert(place, Episode(place, None, None))
                     break
             named = keys[task.name]
-            evaluations[task.name] = of_task(episodes, named, success_key or named[0])
+            evaluations[task.name] = evaluation_of(episodes, named, success_key or named[0])
         seconds = sum(each.seconds for each in evaluations.values())
         return cls(tuple(tasks), evaluations, {}, seconds)
 
@@ -319,17 +319,6 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
 def _cell(name: str) -> str:
     """A name as a table has it."""
     return name.replace("|", "\\|")
-
-
-def of_task(episodes: Sequence[Episode], keys: Collection[str], success_key: str) -> Evaluation:
-    """The evaluation of a task's episodes, in order."""
-    return evaluation_of(
-        episodes,
-        sum(each.steps for each in episodes),
-        keys,
-        sum(each.seconds for each in episodes),
-        success_key,
-    )
 
 
 def _interval(
