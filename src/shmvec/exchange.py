@@ -12,7 +12,6 @@ them.
 from __future__ import annotations
 
 import contextlib
-import copy as copying
 import multiprocessing
 import os
 import sys
@@ -21,7 +20,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.util import Finalize
 from types import SimpleNamespace
 from typing import Any
@@ -780,8 +778,7 @@ class Exchange(OwnsProcesses):
     def begin(self, pending: Any, *arguments: Any) -> None:
         """Asks all envs for what :meth:`finish` takes.
 
-        If answers of an abandoned call are still in flight, or a worker is being replaced,
-        :meth:`finish` asks instead, and raises what is wrong with the arguments.
+        It waits only for answers of an abandoned call, and for workers that are being replaced.
 
         Args:
             pending: The call to begin: its ``value`` is "step", "reset" or "call".
@@ -793,26 +790,16 @@ class Exchange(OwnsProcesses):
             Exception: As :meth:`ask`, :meth:`ask_reset` and :meth:`call`.
         """
         self._check_pending(f"{pending.value}_async", alone=True)
-        ledger, _ = self._open()
-        held, now = None, time.monotonic()
-        if ledger.links.down or self.guard.abandoned and not self._wait(deadline=now):
-            # Copies: the caller may change them before `finish`.
-            held = partial(self._ask_for, pending.value, *copying.deepcopy(arguments))
-        else:
-            self._settled()
-            self._ask_for(pending.value, *arguments)
-        self.guard.leave_pending(pending, held)
-
-    def _ask_for(self, operation: str, *arguments: Any) -> None:
-        ledger, workers = self._open()
-        if operation == "step":
+        ledger, _ = self._settled()
+        if pending.value == "step":
             self._asked(None)
             ledger.step(None, arguments[0])
-        elif operation == "reset":
+        elif pending.value == "reset":
             self._ask_reset(*arguments, together=True)
         else:
             payload, self._called = arguments
             self._command("call", payload, self._called)
+        self.guard.leave_pending(pending)
 
     @whole
     def finish(self, pending: Any, timeout: float | None = None, gather: Any = None) -> Any:
@@ -833,16 +820,16 @@ class Exchange(OwnsProcesses):
         """
         self.check_open()
         operation = pending.value
-        claimed = self.guard.claim(pending)
-        if claimed is None:
+        if not self.guard.claim(pending):
             raise NoAsyncCallError(
                 f"Calling `{operation}_wait` without any prior call to `{operation}_async`.",
                 operation,
             )
         ledger, _ = self._open()
-        (held,) = claimed
-        if timeout is not None or held is not None:
-            self._wait_until_sent(ledger, held, operation, timeout)
+        if timeout is not None and not self._wait(deadline=_deadline(timeout)):
+            raise multiprocessing.TimeoutError(
+                f"The call to `{operation}_wait` has timed out after {timeout} second(s)."
+            )
         if operation == "call":
             return self._returned(self._called)
         if operation == "reset":
@@ -855,29 +842,8 @@ class Exchange(OwnsProcesses):
 
     def drop(self, pending: Any) -> None:
         """Abandons the call that :meth:`begin` has begun, if it is pending still."""
-        if self.guard.claim(pending) is not None:
+        if self.guard.claim(pending):
             self.guard.abandon()
-
-    def _wait_until_sent(
-        self,
-        ledger: Ledger,
-        held: Callable[[], None] | None,
-        operation: str,
-        timeout: float | None,
-    ) -> None:
-        """Waits for all envs; asks them first, if an abandoned call kept ``begin`` from it."""
-        deadline = _deadline(timeout)
-        done = self._wait(deadline=deadline)
-        if held is not None:
-            done = done and self._wait(UP, self._everyone, deadline)
-        if done and held is not None:
-            self._discard(ledger)
-            held()
-            done = self._wait(deadline=deadline)
-        if not done:
-            raise multiprocessing.TimeoutError(
-                f"The call to `{operation}_wait` has timed out after {timeout} second(s)."
-            )
 
     def lend(
         self, name: str, *, in_flight: bool = False, keeps: bool = False

@@ -412,27 +412,6 @@ def test_what_asks_an_env_that_is_being_built_again_waits_for_it(tmp_path):
         assert envs.stats().faults.restarts == 1
 
 
-class Listens(Rebuilt):
-    def repeat(self, words):
-        return list(words)
-
-
-@pytest.mark.deep
-def test_arguments_of_a_call_that_waits_for_a_replacement_are_those_it_was_begun_with(tmp_path):
-    fns = [partial(Listens, tmp_path, "slowly")] * 2
-    with ShmVectorEnv(fns, num_workers=2, faults=RESTART) as envs:
-        envs.reset(seed=1)
-        (tmp_path / "died").touch()
-        kill(envs, [1])
-        while not envs.stats().faults.restarts:
-            envs.exchange.step([1], envs=np.array([0]))
-        words = ["begun"]
-        envs.call_async("repeat", words)
-        words.append("changed")
-        release(tmp_path)
-        assert envs.call_wait() == (["begun"],) * 2
-
-
 @pytest.mark.deep
 def test_a_timeout_for_what_asks_an_env_that_is_being_built_again(tmp_path):
     with rebuilt_slowly(tmp_path, 2) as envs:

@@ -87,7 +87,6 @@ cdef class Guard:
     cdef c.sv_guard guard
     cdef c.sv_trace *trace         # NULL: nothing is recorded
     cdef Recorder recorder         # the recorder of this trace, which keeps its memory
-    cdef readonly object held      # the request of the pending call, if it was not sent yet
     cdef uint64_t beginner         # the thread that has begun the pending call
     cdef readonly object pending   # a call that was begun and not finished, or a loan, or None
     cdef readonly bint abandoned   # requests in flight are of a call that has raised
@@ -143,7 +142,7 @@ cdef class Guard:
         """Abandons what this thread has begun or asked, and not taken, since ``asked``."""
         cdef uint64_t me = PyThread_get_thread_ident()
         if pending is None and self.pending is not None and self.beginner == me:
-            self.pending = self.held = None
+            self.pending = None
         if self.untaken and self.asked != asked and self.asker == me:
             self.abandoned = True
         return 0
@@ -162,24 +161,18 @@ cdef class Guard:
             self.abandoned = True
         return self.abandon_own(self.asked_before, self.pending_before)
 
-    def leave_pending(self, pending, held=None):
-        """Notes what was begun, for another call to take, and its request, if that was not sent."""
+    def leave_pending(self, pending):
+        """Notes what was begun, for another call to take."""
         self.beginner = PyThread_get_thread_ident()
-        self.held = held
         self.pending = pending
 
     def claim(self, pending):
-        """Has the call that is under way take what is pending, or abandon it.
-
-        Returns:
-            The request that was not sent, or None, in a tuple; None: that is not pending.
-        """
+        """Has the call that is under way take what is pending, or abandon it; False: it is not."""
         if self.pending is not pending:
-            return None
-        held = self.held
-        self.pending = self.held = None
+            return False
+        self.pending = None
         self.claimed = True
-        return (held,)
+        return True
 
     def disown(self):
         """In a fork: the call that is under way is the parent's."""
