@@ -385,6 +385,18 @@ def test_damaged_action_formats(shape):
                 found.actions.get(2)
 
 
+def test_a_damaged_flag_of_a_seed():
+    """It says that a message has the seed, and there is none."""
+    with vector_env(0) as envs:
+        envs.reset_async(seed=[1 << 40, 1 << 41])
+        memory = Map().memory
+        content = bytes(memory)
+        seeds = content.index(struct.pack("=qq", 1 << 40, 1 << 41))
+        memory[content.index(bytes([1, 1]), seeds)] = 4
+        with pytest.raises(RuntimeError, match="segment is damaged: env 0 was sent no seed"):
+            envs.reset_wait()
+
+
 # ---- hints: the count, tails, the bell, what a worker is busy with ------------------------------
 
 

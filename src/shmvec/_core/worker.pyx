@@ -622,8 +622,13 @@ cdef class WorkerLoop:
 
     cdef tuple asked_with(self, Py_ssize_t i):
         """Seed and options that a reset was asked with."""
-        cdef tuple arguments = self.seeds.get(self.first_env + i)
-        return self.resets[self.first_env + i] if arguments is None else arguments
+        cdef Py_ssize_t env = self.first_env + i
+        cdef tuple arguments = self.seeds.get(env)
+        if arguments is None:
+            arguments = self.resets.get(env)
+            if arguments is None:
+                raise RuntimeError(f"the segment is damaged: env {env} was sent no seed")
+        return arguments
 
     cdef tuple reset_arguments(self, Py_ssize_t i, object seed, object options, bint explicit):
         """Seed and options of a reset, also after a restart or a failed one, and if it has any."""
