@@ -929,7 +929,6 @@ class Exchange(OwnsProcesses):
             self._recovery.restart(chosen.tolist())
         self._wait(UP, chosen)
 
-    @exclusive
     def recycle(self, envs: Collection[int] | None = None) -> Collection[int]:
         """Restarts workers that have made as many steps as ``recycle_after`` says.
 
@@ -940,7 +939,11 @@ class Exchange(OwnsProcesses):
             The envs of due workers that were not restarted, because some of their envs are in
             flight, or not named.
         """
-        return self._recycle(envs) if self.recycles else ()
+        return self._recycle_alone(envs) if self.recycles else ()
+
+    @exclusive
+    def _recycle_alone(self, envs: Collection[int] | None) -> Collection[int]:
+        return self._recycle(envs)
 
     def _recycle(self, envs: Collection[int] | None) -> Collection[int]:
         with self._closing():

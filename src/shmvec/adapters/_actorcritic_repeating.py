@@ -116,7 +116,8 @@ class RepeatingEnvs:
 
     def begin(self, requests: Mapping[int, Step | Reset]) -> None:
         """Asks envs and does not wait; :meth:`finish` must follow with the same requests."""
-        self.exchange.discard()  # what an interrupted call has left in flight
+        if self.exchange.num_in_flight:  # an interrupted call has left it
+            self.exchange.discard()
         self.exchange.recycle()
         self._ask(requests)
 

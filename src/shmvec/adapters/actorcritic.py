@@ -16,8 +16,8 @@ import gymnasium as gym
 import numpy as np
 
 from shmvec._arguments import checked_env_fns, checked_options, checked_seeds
-from shmvec.adapters._meeting import Job, Meeting, current
-from shmvec.adapters._repeating import RepeatingEnvs, Reset, Step
+from shmvec.adapters._actorcritic_meeting import Job, Meeting, current
+from shmvec.adapters._actorcritic_repeating import RepeatingEnvs, Reset, Step
 from shmvec.exchange import ActionRows, EnvFn, Options, OwnsProcesses
 from shmvec.faults import (
     Failure,
