@@ -189,6 +189,7 @@ def test_a_step_that_takes_too_long_is_waited_for_by_the_next_call(groups, tmp_p
                 self.asked += 1
                 while not (tmp_path / "go").exists():
                     time.sleep(0.01)
+                (tmp_path / "gone").touch()
             return super().step(action)
 
     envs = ShmVectorEnv(
@@ -203,6 +204,8 @@ def test_a_step_that_takes_too_long_is_waited_for_by_the_next_call(groups, tmp_p
             with pytest.raises(EnvTimeoutError):
                 call()
         (tmp_path / "go").touch()
+        while not (tmp_path / "gone").exists():
+            time.sleep(0.01)
         assert envs.step([1] * 2)[1].tolist() == [1, 1]
         assert pipeline.collect(2).rewards[1:].tolist() == [[7, 7]] * 2
 
