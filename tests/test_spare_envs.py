@@ -327,12 +327,12 @@ def test_no_env_is_closed_in_its_reset():
 
 class ClosesSlowly(SlowThread):
     def close(self):
-        time.sleep(0.6)
+        time.sleep(2.2)
 
 
 @pytest.mark.deep
 def test_a_copy_that_is_being_closed_is_waited_for(monkeypatch):
-    monkeypatch.setattr("shmvec._processes.overlap.PATIENCE_S", 0.5)
+    monkeypatch.setattr("shmvec._processes.overlap.PATIENCE_S", 2.0)
     envs = ShmVectorEnv([ClosesSlowly] * 2, spare_envs=1, num_workers=1, context="fork")
     envs.reset(seed=0)
     envs.close()

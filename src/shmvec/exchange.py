@@ -609,9 +609,12 @@ class Exchange(OwnsProcesses):
         ledger = self._ledger
         if ledger is None:
             ledger, _ = self._open()
-        return ledger.step_and_take(  # type: ignore[no-any-return]
-            self, actions, gather, envs, frame, last, arrays, meanwhile, within
-        )
+        try:
+            return ledger.step_and_take(  # type: ignore[no-any-return]
+                self, actions, gather, envs, frame, last, arrays, meanwhile, within
+            )
+        except BaseException as error:
+            raise cut_traceback(error)  # noqa: B904  # the same error
 
     def end_step(self, rest: tuple[Any, ...] | None, last: bool) -> None:
         """Raises what envs have raised in a step, recycles workers, and ends a rollout."""

@@ -117,14 +117,13 @@ def test_wherever_it_hangs(use, where, what, function, gate, opening):
 def test_it_is_logged_once(gate, caplog):
     envs = vector_env(gate, "step", "asleep")
     envs.reset(seed=0)
-    envs.step_async([1])
+    envs.send([1])
     logged = []
     for _ in range(100):  # until it is logged, and some slices more
         with pytest.raises(multiprocessing.TimeoutError):
-            envs.step_wait(timeout=0.2)
+            envs.recv(timeout=0.2)
         if logged:
             break
-        envs.step_async([0])
         logged = [each for each in caplog.records if is_hang(each.getMessage())]
     envs.close(terminate=True)
     assert len([each for each in caplog.records if is_hang(each.getMessage())]) == 1

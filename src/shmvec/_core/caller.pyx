@@ -2656,9 +2656,9 @@ cdef class Ledger:
             if last or rest is not None or exchange.recycles:
                 exchange.end_step(rest, last)
             return results
-        except BaseException as error:
+        except BaseException:
             guard.abandon_all()
-            raise cut_traceback(error)
+            raise
         finally:
             guard.leave()
 

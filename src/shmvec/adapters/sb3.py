@@ -292,7 +292,9 @@ class ShmVecEnv(_RowsVecEnv):
     def restart(self, indices: VecEnvIndices = None) -> None:
         """Restarts the workers of some envs, whose next step truncates; see ``ShmVectorEnv``."""
         self._exchange.check_pending("restart")
-        self._exchange.restart(sorted(set(self._existing(indices))))
+        envs = sorted(set(self._existing(indices)))
+        if envs:
+            self._exchange.restart(envs)
 
     def _existing(self, indices: VecEnvIndices) -> list[int]:
         """Indices of envs as a list of ints, none of them negative."""
