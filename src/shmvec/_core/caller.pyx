@@ -1572,29 +1572,35 @@ cdef class Inbox:
 
     # ---- infos of a batch --------------------------------------------------------------------
 
-    cdef list read(self, Py_ssize_t env, dict infos, Py_ssize_t row, object vector_env):
-        """An env's infos; with a dict of arrays, those that its plain `_add_info` did not add."""
+    cdef list read(self, Py_ssize_t env, dict infos, Py_ssize_t row, Py_ssize_t num_rows,
+                   object vector_env):
+        """An env's infos; with a dict of arrays, those that its plain `_add_info` did not add.
+
+        None: there are none.
+        """
         cdef Room *room = &self.rooms[env]
         cdef InfoDecoder decoder = self.senders[env]
         cdef Head head
         cdef size_t at = 0
-        cdef list left = []
+        cdef list left = None
         while at < room.used:
             memcpy(&head, room.start + at, sizeof(Head))
             at += sizeof(Head)
             decoder.open(env, head.kind, head.tag, room.start + at, head.nbytes)
             at += head.nbytes
-            if infos is not None:
-                decoder.row, decoder.num_rows = row, vector_env.num_envs
-            info = decoder.read(infos, None if infos is None else vector_env)
+            decoder.row, decoder.num_rows = row, num_rows
+            info = decoder.read(infos, vector_env)
             if info is not None:
+                left = left or []
                 left.append(info)
-        for kind, message in self.late.get(env, ()) if self.late else ():
-            info = message if isinstance(message, dict) else self.unpack(message)
-            if kind == OBSERVATION:
-                self.observations.write(env, info[""])
-            else:
-                left.append(info)
+        if self.late:
+            for kind, message in self.late.get(env, ()):
+                info = message if isinstance(message, dict) else self.unpack(message)
+                if kind == OBSERVATION:
+                    self.observations.write(env, info[""])
+                else:
+                    left = left or []
+                    left.append(info)
         return left
 
     cdef list each(self, const Py_ssize_t *envs, Py_ssize_t count):
@@ -1602,7 +1608,7 @@ cdef class Inbox:
         cdef Py_ssize_t i
         cdef list infos = []
         for i in range(count):
-            infos.append(_merged(self.read(envs[i], None, 0, None)) if self.has(envs[i]) else {})
+            infos.append(_merged(self.read(envs[i], None, 0, 0, None) or []))
         return infos
 
     cdef object gather(self, const Py_ssize_t *envs, Py_ssize_t count, bint everyone, dict reports,
@@ -1620,14 +1626,18 @@ cdef class Inbox:
         cdef Py_ssize_t row
         cdef bint plain = type(vector_env)._add_info is _plain_add_info
         cdef dict columns = {} if plain else None
+        cdef list left
+        cdef Py_ssize_t num_rows = vector_env.num_envs
         cdef object infos = columns if plain else {}
         try:
             for i in range(count):
                 env = envs[i]
                 row = env if everyone else i
                 if self.has(env):
-                    for info in self.read(env, columns, row, vector_env):
-                        infos = vector_env._add_info(infos, info, row)
+                    left = self.read(env, columns, row, num_rows, vector_env if plain else None)
+                    if left is not None:
+                        for info in left:
+                            infos = vector_env._add_info(infos, info, row)
                 if reports and env in reports:
                     infos = vector_env._add_info(infos, reports[env].info, row)
         finally:
