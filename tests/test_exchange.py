@@ -33,6 +33,7 @@ def test_envs_that_there_are_not(env):
                 ask()
         with pytest.raises(ValueError, match="env_id must be in 0 to 2"):
             exchange.restart(np.array([env], np.intp))
+        exchange.restart([])
         assert exchange.restarts(2) == 0
         assert len(exchange.take().envs) == 3
 

@@ -925,8 +925,10 @@ class Exchange(OwnsProcesses):
 
     @exclusive
     def restart(self, envs: npt.ArrayLike | None = None) -> None:
-        """Restarts the workers of some envs; see :meth:`shmvec.ShmVectorEnv.restart`."""
+        """Restarts workers of some envs, maybe none; see :meth:`shmvec.ShmVectorEnv.restart`."""
         self._open()
+        if envs is not None and np.size(envs) == 0:
+            return
         chosen = existing_env_ids(envs, self.num_envs)
         with self._closing():
             self._recovery.restart(chosen.tolist())

@@ -292,9 +292,7 @@ class ShmVecEnv(_RowsVecEnv):
     def restart(self, indices: VecEnvIndices = None) -> None:
         """Restarts the workers of some envs, whose next step truncates; see ``ShmVectorEnv``."""
         self._exchange.check_pending("restart")
-        envs = sorted(set(self._existing(indices)))
-        if envs:
-            self._exchange.restart(envs)
+        self._exchange.restart(sorted(set(self._existing(indices))))
 
     def _existing(self, indices: VecEnvIndices) -> list[int]:
         """Indices of envs as a list of ints, none of them negative."""
