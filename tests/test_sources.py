@@ -95,6 +95,7 @@ def test_mypy_is_content_and_sees_the_options_of_a_program(tmp_path):
         "print(shmvec.evaluate(shmvec.Task('CartPole-v1'), print).returns)\n"
         "print(shmvec.evaluate({'a': 'CartPole-v1'}, print)['a'].returns)\n"
         "print(shmvec.evaluate(['CartPole-v1'], print).compared_with)\n"
+        f"# {program}\n"  # else mypy's cache names the file of an earlier run
     )
     done = run_tool("mypy", "src", str(program))
     errors = re.findall(r"^(.*):(\d+): error: .*\[(.*)\]", done.stdout, re.M)
