@@ -6,6 +6,9 @@ Environment switches: ``SHMVEC_DEBUG=1`` builds without optimisation, with debug
 Cython's bounds checks; ``SHMVEC_SANITIZE=address,undefined`` adds compiler sanitizers. After a
 change of them: ``build_ext --force``. Without either there is no debug information, which would be
 most of a wheel; names of functions stay, for profilers.
+
+``SHMVEC_PURE=1 python -m build --wheel`` makes the wheel for macOS and Windows, without extensions:
+``_pure.py``. There a checkout is built so, too.
 """
 
 import os
@@ -15,10 +18,15 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-if sys.platform != "linux" or sys.maxsize < 2**63 - 1 or sys.byteorder != "little":
+PURE = sys.platform in ("darwin", "win32") or os.environ.get("SHMVEC_PURE") == "1"
+# Where pip may choose a wheel without extensions; never on Linux.
+PURE_TAG = "macosx_10_9_x86_64.macosx_11_0_arm64.win_amd64.win_arm64"
+
+if not PURE and (sys.platform != "linux" or sys.maxsize < 2**63 - 1 or sys.byteorder != "little"):
     sys.exit(
         "shmvec needs 64-bit Linux (x86_64 or aarch64): here use gymnasium.vector.AsyncVectorEnv, "
         "or shmvec in WSL 2 or a Linux container."
@@ -103,6 +111,18 @@ class BuildCore(build_ext):
         super().build_extensions()
 
 
+class PureWheel(bdist_wheel):
+    """A wheel for macOS and Windows."""
+
+    def get_tag(self):
+        return "py3", "none", PURE_TAG
+
+
+# What Cython's memoryviews need is in one module: with a copy of its own each of the others would
+# be 100 KB larger, and take half as long again to compile.
+SHARED = "shmvec._core.cyutility"
+SHARED_SOURCE = CORE / "cyutility.c"  # written by Cython
+
 # In _wrappers products and sums are rounded each for itself, as NumPy's are.
 extensions = [
     Extension(
@@ -115,8 +135,18 @@ extensions = [
     for folder, args in (("_core", []), ("_wrappers", ["-ffp-contract=off"]))
     for source in sorted(Path("src/shmvec", folder).glob("*.pyx"))
 ]
+extensions.append(
+    Extension(
+        SHARED,
+        [str(SHARED_SOURCE)],
+        extra_compile_args=compile_args,
+        extra_link_args=link_args,
+    )
+)
 
-if __name__ == "__main__":  # not in cythonize's processes, which Python 3.14 has import this
+if __name__ == "__main__" and PURE:
+    setup(cmdclass={"bdist_wheel": PureWheel})
+elif __name__ == "__main__":  # not in cythonize's processes, which Python 3.14 has import this
     declare_counters()
     setup(
         cmdclass={"build_ext": BuildCore},
@@ -124,6 +154,7 @@ if __name__ == "__main__":  # not in cythonize's processes, which Python 3.14 ha
             extensions,
             language_level=3,
             nthreads=os.cpu_count() or 1,
+            shared_utility_qualified_name=SHARED,
             compiler_directives={
                 "boundscheck": DEBUG,
                 "wraparound": False,

@@ -1,30 +1,30 @@
-"""Fragments from two nodes: what Ray costs, beside processes without it and RLlib's EnvRunners.
+"""Fragments from two nodes: the cost of Ray, compared with bare processes and RLlib's EnvRunners.
 
     python benchmarks/cluster.py                      # a minute and a half; Ray on this machine
     python benchmarks/cluster.py --workload HalfCheetah-v5 --num-envs 32
-    python benchmarks/cluster.py --part size          # what a fragment costs, by its size
-    python benchmarks/cluster.py --part runners       # 1 to 8 runners: what the driver spends
-    python benchmarks/cluster.py --part batch         # ClusterVectorEnv beside bare calls
+    python benchmarks/cluster.py --part size          # the cost of a fragment, by its size
+    python benchmarks/cluster.py --part runners       # 1 to 8 runners: the driver's CPU time
+    python benchmarks/cluster.py --part batch         # ClusterVectorEnv and bare calls
 
-``rate``: contenders take turns of some seconds; the others have nothing to do. Two runners,
-each with one worker, bound to a core of its own:
+``rate``: contenders take turns of some seconds, while the others are idle. Each has two runners
+with one worker each, bound to different cores:
 
 - processes: the same runners in two processes, without Ray; the fragments are not sent;
 - Collector: on two nodes of one core (``ray.cluster_utils.Cluster``), fragments come to the driver;
-- EnvRunners: RLlib's, as actors on the same nodes, with Gymnasium's SyncVectorEnv in them and the
-  same network; where RLlib can be imported.
+- EnvRunners: RLlib's, if it can be imported, as actors on the same nodes, with Gymnasium's
+  SyncVectorEnv and the same network.
 
 The policy is a network of 2 x 64 units in torch, which samples its actions.
 
-``size``: one runner, one fragment at a time, of envs that do nothing; the cost is what passes
-between the asking and the coming, less what the runner needed to make it.
+``size``: one runner makes one fragment at a time, of envs that do nothing. The cost is the time
+from asking to having it, less the time that the runner needed to make it.
 
-``runners``: more runners than cores, so steps a second say nothing; what does is the CPU time of
-the driver for each fragment.
+``runners``: there are more runners than cores, so steps a second say nothing. The table has the CPU
+time of the driver for each fragment.
 
-``batch``: what a batch of ClusterVectorEnv costs, with envs that do nothing, so all of it is cost.
-Bare calls send the same bytes without envs: to an actor on each of two nodes an array of actions,
-for arrays of results. The limit is the same calls of actors that step a ShmVectorEnv.
+``batch``: envs do nothing, so a batch of ClusterVectorEnv is all cost. Bare calls send the same
+bytes without envs: an array of actions to an actor on each of two nodes, and arrays of results
+back. The limit is the same calls to actors that step a ShmVectorEnv.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ import numpy as np
 from harness import Apart, arguments, heading, in_turns, write_results
 
 import shmvec
-from shmvec._commands.measuring import Slice, described, line, machine
+from shmvec._commands.measuring import Slice, describe_machine, machine, table_line
 from shmvec.cluster import ClusterVectorEnv, Collector
 from shmvec.cluster.fragments import Runner
 
@@ -55,7 +55,7 @@ LENGTH = 128
 
 
 def make_policy(workload: str, seed: int) -> Callable[[Any, Any], Any]:
-    """A network of two layers of 64 units, which is not trained: it samples actions."""
+    """Makes an untrained network of two layers of 64 units, which samples actions."""
     torch: Any = import_module("torch")
     torch.set_num_threads(1)
     with gym.make(workload) as env:
@@ -83,20 +83,20 @@ def make_policy(workload: str, seed: int) -> Callable[[Any, Any], Any]:
 
 
 def make_envs(workload: str, num_envs: int, core_of: Callable[[], int]) -> shmvec.ShmVectorEnv:
-    """The envs of a runner, on one core with it."""
+    """Makes the envs of a runner, on the runner's core."""
     os.sched_setaffinity(0, {core_of()})
     return shmvec.ShmVectorEnv([partial(gym.make, workload)] * num_envs, num_workers=1)
 
 
 def cores() -> list[int]:
-    """Two, the same one twice where there is no other."""
+    """Two cores; the same one twice if there is no other."""
     known = sorted(os.sched_getaffinity(0))
     return [known[0], known[-1]]
 
 
 @contextlib.contextmanager
 def nodes(*cpus: int) -> Iterator[list[str]]:
-    """Ray's nodes with so many CPUs each, on this machine; their ids."""
+    """Starts Ray's nodes with these numbers of CPUs, on this machine; yields their ids."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     os.environ.update(RAY_TMPDIR=folder, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -117,7 +117,7 @@ def nodes(*cpus: int) -> Iterator[list[str]]:
 
 
 def on_node(node: str) -> dict[str, Any]:
-    """Options of an actor on it."""
+    """Options that put an actor on a node."""
     placed = import_module("ray.util.scheduling_strategies")
     return {"scheduling_strategy": placed.NodeAffinitySchedulingStrategy(node, soft=False)}
 
@@ -125,7 +125,7 @@ def on_node(node: str) -> dict[str, Any]:
 def raced(
     contenders: dict[str, Callable[[], Slice]], rounds: int, reference: str, figure: str
 ) -> Iterator[tuple[str, float, dict[str, float]]]:
-    """Each contender's median of a figure, and what else a row has: by turns, one a round."""
+    """Races contenders; yields each one's median of a figure, and its spread and ratio."""
     results = in_turns(contenders, rounds)
     for name, result in results.items():
         ratio = result.ratio(results[reference], figure)
@@ -137,17 +137,17 @@ def raced(
 
 
 class Alone:
-    """A runner without Ray, in a process of its own."""
+    """A runner without Ray, in its own process."""
 
     def __init__(self, workload: str, num_envs: int, core: int) -> None:
-        """Starts it."""
+        """Starts the runner."""
         make = partial(make_envs, workload, num_envs, lambda: core)
         packed = map(import_module("cloudpickle").dumps, (make, partial(make_policy, workload)))
         self._runner = Runner(*packed, LENGTH, core, 0)
         self.close = self._runner.close
 
     def run(self, seconds: float) -> float:
-        """Steps a second."""
+        """Measures steps a second."""
         begin, steps = time.monotonic(), 0
         while (taken := time.monotonic() - begin) < seconds:
             steps += self._runner.collect(0).steps
@@ -155,7 +155,7 @@ class Alone:
 
 
 def env_runners(workload: str, num_envs: int, nodes: list[str]) -> list[Any]:
-    """RLlib's, one on each node."""
+    """Starts RLlib's EnvRunners, one on each node."""
     ray: Any = import_module("ray")
     ppo = import_module("ray.rllib.algorithms.ppo")
     runner = import_module("ray.rllib.env.single_agent_env_runner")
@@ -184,7 +184,7 @@ def env_runners(workload: str, num_envs: int, nodes: list[str]) -> list[Any]:
 
 
 def rates(workload: str, num_envs: int, rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """A row for each contender."""
+    """Yields a row for each contender."""
     with nodes(1, 1) as ids, contextlib.ExitStack() as stack:
         ray: Any = import_module("ray")
         bound = dict(zip(ids, cores(), strict=True))
@@ -198,14 +198,14 @@ def rates(workload: str, num_envs: int, rounds: int, seconds: float) -> Iterator
             each.ready()
 
         def rested(rate: float) -> Slice:
-            time.sleep(0.5)  # what is under way takes less
+            time.sleep(0.5)  # long enough for fragments that are still being made
             return Slice(1e6 * num_envs / rate, rate)
 
         def processes() -> Slice:
             return rested(sum(at_once.map(lambda each: each.run(seconds), alone)))
 
         def collecting() -> Slice:
-            for _ in range(4):  # those that have waited
+            for _ in range(4):  # fragments that were made before
                 next(collector)
             begin, steps = time.monotonic(), 0
             while (taken := time.monotonic() - begin) < seconds:
@@ -213,7 +213,7 @@ def rates(workload: str, num_envs: int, rounds: int, seconds: float) -> Iterator
             return rested(steps / taken)
 
         def sampling(actors: list[Any]) -> Slice:
-            """One sample of each is under way."""
+            """Measures with one sample of each actor under way."""
             waiting = {each.fragment.remote(): each for each in actors}
             begin, steps = time.monotonic(), 0
             while (taken := time.monotonic() - begin) < seconds or waiting:
@@ -236,7 +236,7 @@ def rates(workload: str, num_envs: int, rounds: int, seconds: float) -> Iterator
 
 
 def node_of_this() -> str:
-    """The node that this is."""
+    """The id of the node that this process runs on."""
     node: str = import_module("ray").get_runtime_context().get_node_id()
     return node
 
@@ -245,26 +245,26 @@ def node_of_this() -> str:
 
 
 class Still(gym.Env[Any, Any]):
-    """Does nothing; shows so many bytes."""
+    """An env that does nothing; its observation has a given number of bytes."""
 
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, nbytes: int) -> None:
         """Makes the observation."""
         self.observation_space = gym.spaces.Box(0, 255, (nbytes,), np.uint8)
-        self._shown = np.zeros(nbytes, np.uint8)
+        self._observation = np.zeros(nbytes, np.uint8)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Shows it."""
-        return self._shown, {}
+        """Returns the observation."""
+        return self._observation, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Likewise."""
-        return self._shown, 0.0, False, False, {}
+        """Returns the observation."""
+        return self._observation, 0.0, False, False, {}
 
 
 def still(nbytes: int, count: int = 8) -> shmvec.ShmVectorEnv:
-    """So many of these."""
+    """Makes a vector env of these."""
     return shmvec.ShmVectorEnv([partial(Still, nbytes)] * count, num_workers=1)
 
 
@@ -274,7 +274,7 @@ def idle(seed: int) -> Callable[[Any, Any], Any]:
 
 
 def sizes() -> Iterator[dict[str, Any]]:
-    """What a fragment costs beyond its making, from each of two nodes, by its size."""
+    """Yields the costs of fragments from each of two nodes, by their size."""
     with nodes(1, 1) as ids:
         for nbytes in (16, 1 << 10, 1 << 14, 1 << 17):
             row: dict[str, Any] = {}
@@ -292,7 +292,7 @@ def sizes() -> Iterator[dict[str, Any]]:
 
 
 def numbers() -> Iterator[dict[str, Any]]:
-    """What the driver spends on a fragment, by the number of runners."""
+    """Yields the driver's CPU time for a fragment, by the number of runners."""
     with nodes(8):
         for count in (1, 2, 4, 8):
             with Collector(partial(still, 64), idle, 128, count, cpus_per_runner=1) as collector:
@@ -309,10 +309,10 @@ def numbers() -> Iterator[dict[str, Any]]:
 
 
 class Actors:
-    """Actors that are sent actions, and answer with results of as many envs."""
+    """Actors that get actions, and return results of as many envs."""
 
     def __init__(self, count: int, nbytes: int, nodes: list[str], stepping: bool) -> None:
-        """Starts an actor on each node, with a vector env if it is to step one."""
+        """Starts an actor on each node, with a vector env if ``stepping``."""
         self._ray: Any = import_module("ray")
         share = count // len(nodes)
 
@@ -331,19 +331,19 @@ class Actors:
         self._actors = [actor.options(**on_node(node)).remote() for node in nodes]
 
     def step(self, actions: Any) -> Any:
-        """Calls all, and waits for all."""
+        """Calls all actors, and waits for all."""
         parts = np.split(actions, len(self._actors))
         calls = [actor.step.remote(part) for actor, part in zip(self._actors, parts, strict=True)]
         return self._ray.get(calls)
 
     def close(self) -> None:
-        """Ends them."""
+        """Ends the actors."""
         for actor in self._actors:
             self._ray.kill(actor)
 
 
 def batches(rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """Milliseconds a batch, by the number of envs and the bytes of their observations."""
+    """Yields milliseconds a batch, by the number of envs and the bytes of observations."""
 
     def turn(step: Callable[[], object]) -> Slice:
         taken, until = [], time.perf_counter() + seconds
@@ -383,7 +383,7 @@ def main() -> None:
     parser.add_argument("--workload", default="CartPole-v1")
     parser.add_argument("--num-envs", type=int, default=128)
     options = parser.parse_args()
-    print(described(machine()), f"Ray {import_module('ray').__version__}", sep=", ")
+    print(describe_machine(machine()), f"Ray {import_module('ray').__version__}", sep=", ")
     turns = options.rounds, options.seconds
     part: Callable[[], Iterator[dict[str, Any]]] = {
         "rate": partial(rates, options.workload, options.num_envs, *turns),
@@ -397,7 +397,7 @@ def main() -> None:
             print(heading(*row))
         rows.append(row)
         shown = [f"{value:,.3g}" if isinstance(value, float) else value for value in row.values()]
-        print(line(*shown), flush=True)
+        print(table_line(*shown), flush=True)
     write_results(options.json, {"machine": machine(), "rows": rows})
 
 

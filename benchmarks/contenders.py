@@ -1,26 +1,27 @@
-"""All that benchmarks/matrix.py lets take turns: a function a system, and one table of them.
+"""The systems that benchmarks/matrix.py compares: a function for each, and a table of them.
 
-Each steps envs through the system's own public API. Functions import what they need, so that a
-system that is not installed is left out; each takes functions that make envs, and returns a
-contender of a race. The table has the settings of each system, the likeliest first: PufferLib's are
-those that its autotune tries for so many envs, those of others are their kinds of exchange, numbers
-of workers and sizes of batches. An adapter stands beside the system whose interface it has.
+Each function takes functions that make envs, and returns a contender of a race, which steps envs
+through the system's own public API. Functions import what they need, so that a system that is not
+installed is left out. The table has the settings of each system, the likeliest first. PufferLib's
+are those that its autotune tries for that number of envs; those of others are kinds of exchange,
+numbers of workers and sizes of batches. An adapter is listed next to the system whose interface it
+has.
 
-All step random actions, but for Sample Factory, whose sampler has no way to do without a policy: it
-runs a small network, on a CPU. RLlib's runner draws random actions, and makes episodes; it is used
-as it is, without Ray's processes, which it does not need.
+All step random actions, except for Sample Factory, whose sampler needs a policy: it runs a small
+network, on a CPU. RLlib's runner draws random actions, and makes episodes; it is used without Ray's
+processes, which it does not need.
 
     pip install torchrl==0.14.1 'ray[rllib]==2.60.0' envpool==1.2.5
 
 PufferLib 3.0.0 builds with C libraries that it downloads. Without them: unpack the sdist, add the
 line `c_extension_paths = []` below `c_extensions = []` in its setup.py, and install it by
-`NO_OCEAN=1 NO_TRAIN=1 pip install --no-deps --no-build-isolation .`, which wants Cython, torch,
-gym, pygame and psutil. Its vector.Multiprocessing is Python and has all of its parts so.
+`NO_OCEAN=1 NO_TRAIN=1 pip install --no-deps --no-build-isolation .`, which needs Cython, torch,
+gym, pygame and psutil. Its vector.Multiprocessing is Python and is complete then.
 
-Sample Factory 2.1.1 asks for an older Gymnasium, and with NumPy 2.4 its sampling fails unless it is
-batched ("setting an array element with a sequence"). So it has a virtual environment of its own:
+Sample Factory 2.1.1 requires an older Gymnasium, and with NumPy 2.4 its sampling fails unless it is
+batched ("setting an array element with a sequence"). So it has its own virtual environment:
 `pip install 'numpy<2.4' gymnasium torch cloudpickle` (and mujoco or ale-py), `pip install --no-deps
-sample-factory signal-slot-mp faster-fifo`, and what is then missing; `--python 'Sample
+sample-factory signal-slot-mp faster-fifo`, and what is missing after that; `--python 'Sample
 Factory=PATH'` names its interpreter.
 """
 
@@ -46,16 +47,16 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from harness import ENVPOOL, WORKLOADS, Apart
 
 import shmvec
-from shmvec._commands.measuring import Slice, Stepper, vector_env
+from shmvec._commands.measuring import Slice, Stepper, vector_env_stepper
 from shmvec._cores import split_evenly, usable_cores
 
 OURS, PARTIAL = "ShmVectorEnv", "ShmVectorEnv, partial"
-CPP = " (C++)"  # in the names of those that do not run Python envs
-FRAGMENT = 64  # steps of each env that a sampler is asked for at once
-QUEUED = 16  # fragments of a turn, where some have been made before it
-LEAD_S = 0.02  # of a turn, not measured: one that was stopped finds its way back
+CPP = " (C++)"  # in the names of systems that do not run Python envs
+FRAGMENT = 64  # steps of each env that a sampler makes at once
+MIN_FRAGMENTS = 16  # of a turn of a sampler that may have made some before it
+LEAD_S = 0.02  # unmeasured start of a turn, in which a stopped process recovers
 PATIENCE_S = 60
-LINE = 128  # bytes: what is one core's is not on a line with what is another's
+CACHE_LINE = 128  # bytes; different cores' numbers lie on different lines
 
 Fns = Sequence[Callable[[], Any]]
 # Makes a contender, in the process where it is called.
@@ -66,7 +67,7 @@ Start = Callable[..., Any]
 
 
 def in_batches(envs: Any, **reset: Any) -> Callable[[Any], Any]:
-    """Partial batches by ``send`` and ``recv``: what is ready first is stepped first."""
+    """Steps partial batches by ``send`` and ``recv``: envs that are ready first come first."""
     envs.async_reset(**reset)
     ids = envs.recv()[-1]["env_id"]
 
@@ -83,7 +84,7 @@ def in_batches(envs: Any, **reset: Any) -> Callable[[Any], Any]:
 def every_step(
     envs: Any, n: int, sample: Callable[[], Any], step: Callable[[Any], object] | None = None
 ) -> Stepper:
-    """A system that resets what is over in the same step, so that each one counts."""
+    """A contender that resets in the step that ends an episode, so that each step counts."""
     step = step or envs.step
 
     def one(actions: Any) -> None:
@@ -93,9 +94,9 @@ def every_step(
 
 
 def of_four(envs: Any, n: int) -> Stepper:
-    """A system whose step returns observations, rewards, dones and infos, and resets what is over.
+    """A contender with OpenAI baselines' or Stable-Baselines3's interface.
 
-    Such are OpenAI baselines and Stable-Baselines3.
+    Its step returns observations, rewards, dones and infos, and resets envs whose episode is over.
     """
     envs.action_space.seed(0)
     envs.reset()
@@ -103,7 +104,7 @@ def of_four(envs: Any, n: int) -> Stepper:
 
 
 class Sampler:
-    """A contender that is asked for many steps at once."""
+    """A contender that makes many steps at once."""
 
     def __init__(
         self, n: int, sample: Callable[[], int], close: Callable[[], object], least: int = 1
@@ -112,14 +113,14 @@ class Sampler:
 
         Args:
             n: Number of envs.
-            sample: Makes some steps, a fragment, and counts them.
-            close: Ends it.
-            least: The fewest fragments of a turn.
+            sample: Makes a fragment of some steps, and returns their number.
+            close: Ends the sampler.
+            least: The smallest number of fragments of a turn.
         """
         self._n, self._sample, self.close, self._least = n, sample, close, least
 
     def run(self, seconds: float) -> Slice:
-        """One turn, of at least so many seconds."""
+        """Takes a turn of at least ``seconds``."""
         steps, fragments, start = 0, 0, time.perf_counter()
         while (elapsed := time.perf_counter() - start) < seconds or fragments < self._least:
             steps += self._sample()
@@ -132,7 +133,7 @@ class Sampler:
 
 def ours(fns: Fns, **options: Any) -> Stepper:
     """ShmVectorEnv in lockstep."""
-    return vector_env(partial(shmvec.ShmVectorEnv, fns, **options))
+    return vector_env_stepper(partial(shmvec.ShmVectorEnv, fns, **options))
 
 
 def ours_in_batches(fns: Fns, **options: Any) -> Stepper:
@@ -144,7 +145,7 @@ def ours_in_batches(fns: Fns, **options: Any) -> Stepper:
 
 
 def our_singles(fns: Fns) -> Stepper:
-    """ShmVectorEnv as TorchRL's benchmarks of single steps use a pool: what is ready."""
+    """ShmVectorEnv, used like a pool in TorchRL's benchmarks of single steps: any ready envs."""
     from gymnasium.vector import AutoresetMode
 
     n = len(fns)
@@ -152,7 +153,7 @@ def our_singles(fns: Fns) -> Stepper:
         fns, num_workers=n, batch_size=n, autoreset_mode=AutoresetMode.SAME_STEP
     )
     envs.async_reset(seed=0)
-    ids, no = envs.recv()[4]["env_id"], np.zeros(n, bool)  # resets are no steps of their own
+    ids, no = envs.recv()[4]["env_id"], np.zeros(n, bool)  # no step is a reset
 
     def step(actions: Any) -> Any:
         nonlocal ids
@@ -165,14 +166,14 @@ def our_singles(fns: Fns) -> Stepper:
 
 def of_gymnasium(kind: Callable[[Fns], Any], fns: Fns) -> Stepper:
     """A vector env of Gymnasium's."""
-    return vector_env(partial(kind, fns))
+    return vector_env_stepper(partial(kind, fns))
 
 
 def ale(fns: Fns) -> Stepper:
     """ALE's own vector env."""
     from ale_py.vector_env import AtariVectorEnv
 
-    return vector_env(partial(AtariVectorEnv, "pong", len(fns)))
+    return vector_env_stepper(partial(AtariVectorEnv, "pong", len(fns)))
 
 
 def envpool(task: Any, fns: Fns) -> Stepper:
@@ -191,36 +192,35 @@ def envpool(task: Any, fns: Fns) -> Stepper:
 
 
 class Bound:
-    """Processes that take turns on the cores, without any communication: what so many could reach.
+    """Processes that take turns on the cores without communication: a bound for as many workers.
 
-    In its turn each steps its envs once. They do not communicate, but they have their own copies of
-    all that an interpreter touches, and a step that follows another process's finds none of that in
-    the core's caches. Only the stepping counts, as if handing a core over took no time: a batch
-    step is as long as the turns on the core where they take longest. No order in which workers run,
-    each at one go and always on its core, is faster than that.
+    In its turn each process steps its envs once. Each has its own copy of all that an interpreter
+    touches, so a step after another process's finds none of that in the core's caches. Only the
+    stepping counts, as if handing a core over took no time: a batch step takes as long as the turns
+    on the slowest core. No order of workers is faster, if each runs without a break on its core.
     """
 
     def __init__(self, fns: Fns, processes: int = 1) -> None:
-        """Starts them, an equal number on each core."""
+        """Starts the processes, an equal number on each core."""
         context = multiprocessing.get_context("fork")
         cores = sorted(os.sched_getaffinity(0))
         self._num_envs, self._cores = len(fns), len(cores)
-        self._turns = mmap.mmap(-1, LINE * len(cores))  # how many a core has seen
+        self._turns = mmap.mmap(-1, CACHE_LINE * len(cores))  # the number of turns of each core
         self._pipes, self._processes = [], []
         for index, envs in enumerate(split_evenly(len(fns), processes)):
-            here, place = index % len(cores), index // len(cores)
-            among = len(range(here, processes, len(cores)))
-            mine, theirs = context.Pipe()
-            number = np.frombuffer(self._turns, np.int64, 1, LINE * here)
-            args = (fns[envs.start : envs.stop], cores[here], number, place, among, theirs)
+            core, place = index % len(cores), index // len(cores)
+            count = len(range(core, processes, len(cores)))
+            pipe, child_pipe = context.Pipe()
+            number = np.frombuffer(self._turns, np.int64, 1, CACHE_LINE * core)
+            args = (fns[envs.start : envs.stop], cores[core], number, place, count, child_pipe)
             process = context.Process(target=_take_turns, args=args, daemon=True)
             process.start()
-            theirs.close()
-            self._pipes.append(mine)
+            child_pipe.close()
+            self._pipes.append(pipe)
             self._processes.append(process)
 
     def run(self, seconds: float) -> Slice:
-        """One turn: a batch step as if there were nothing but stepping."""
+        """Takes a turn: measures a batch step as if there were nothing but stepping."""
         self._turns[:] = bytes(len(self._turns))
         for pipe in self._pipes:
             pipe.send(seconds)
@@ -236,8 +236,10 @@ class Bound:
             pipe.close()
 
 
-def _take_turns(fns: Fns, core: int, number: Any, place: int, among: int, pipe: Connection) -> None:
-    """Steps envs for the time given, when it is its turn: answers how long a turn takes, in µs."""
+def _take_turns(
+    fns: Fns, core: int, number: Any, place: int, processes: int, pipe: Connection
+) -> None:
+    """Steps envs in its turns, for as long as the pipe says; sends back µs a turn."""
     os.sched_setaffinity(0, {core})
     envs = [make() for make in fns]
     envs[0].action_space.seed(0)
@@ -249,7 +251,7 @@ def _take_turns(fns: Fns, core: int, number: Any, place: int, among: int, pipe: 
         count = stepping_ns = 0
         end = clock() + int(1e9 * seconds)
         while (now := clock()) < end:
-            if number[0] % among != place:
+            if number[0] % processes != place:
                 give_way()
                 continue
             action = actions[count % 64]
@@ -275,7 +277,7 @@ def _torchrl_env(make: Callable[[], Any]) -> Any:
 
 
 def torchrl_parallel(fns: Fns, workers: int = 1) -> Stepper:
-    """TorchRL's ParallelEnv: shared memory."""
+    """TorchRL's ParallelEnv, in shared memory."""
     import torch
     from torchrl.envs import ParallelEnv, SerialEnv
 
@@ -299,7 +301,7 @@ def torchrl_async(fns: Fns, batch: int = 1, **options: Any) -> Stepper:
     from torchrl.envs import AsyncEnvPool
 
     torch.set_num_threads(1)
-    multiprocessing.set_start_method("fork", force=True)  # torchrl's spawn: 3 s of imports each
+    multiprocessing.set_start_method("fork", force=True)  # spawn imports for 3 s in each process
     made = [partial(_torchrl_env, fn) for fn in fns]
     envs = AsyncEnvPool(made, backend="multiprocessing", exchange="shm", **options)
     root = envs.reset()
@@ -313,7 +315,7 @@ def torchrl_async(fns: Fns, batch: int = 1, **options: Any) -> Stepper:
 
 
 def torchrl_singles(fns: Fns) -> Stepper:
-    """TorchRL's AsyncEnvPool as its own benchmarks of single steps use it: what is ready."""
+    """TorchRL's AsyncEnvPool, used as in its own benchmarks of single steps: any ready envs."""
     import torch
     from tensordict import set_capture_non_tensor_stack
     from torchrl.envs import AsyncEnvPool
@@ -371,7 +373,7 @@ def pufferlib(backend: str, fns: Fns, **options: Any) -> Stepper:
         nonlocal ids
         envs.send(actions)
         _, _, terminations, truncations, _, ids, _ = envs.recv()
-        return terminations.copy(), truncations.copy(), ids  # views of what is written next
+        return terminations.copy(), truncations.copy(), ids  # the next step writes to the originals
 
     return Stepper(step, envs.action_space.sample, n, close=envs.close)
 
@@ -399,18 +401,18 @@ def rllib(mode: str, fns: Fns) -> Sampler:
 
 
 class Packed:
-    """A function that any pickler takes, for processes that cannot import benchmarks."""
+    """A function that any pickler can pickle, for processes that cannot import benchmarks."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Takes the function."""
         self._function = function
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Calls it."""
+        """Calls the function."""
         return self._function(*arguments, **named)
 
     def __reduce__(self) -> Any:
-        """Unpacked, it is the function."""
+        """Unpickles as the function itself."""
         return cloudpickle.loads, (cloudpickle.dumps(self._function),)
 
 
@@ -421,7 +423,7 @@ def _made(
     env_config: Any = None,
     render_mode: Any = None,
 ) -> Any:
-    """As Sample Factory calls it."""
+    """Takes what Sample Factory passes, and makes an env."""
     return make()
 
 
@@ -462,16 +464,16 @@ def sample_factory(fns: Fns, workers: int = 1, splits: int = 1, batched: bool = 
     def sample() -> int:
         return sampler.get_trajectories_sync()["rewards"].numel()
 
-    return Sampler(len(fns), sample, close, QUEUED)
+    return Sampler(len(fns), sample, close, MIN_FRAGMENTS)
 
 
-# ---- adapters, and the systems that they are beside ----------------------------------------------
+# ---- adapters, and the systems that they adapt to ------------------------------------------------
 
 
 def sb3(where: str, kind: str, fns: Fns) -> Stepper:
-    """A VecEnv of Stable-Baselines3's kind, its processes forked.
+    """A VecEnv with Stable-Baselines3's interface, whose processes are forked.
 
-    By its default each worker imports torch first: minutes for 32.
+    By default each worker would import torch first, which takes minutes for 32.
     """
     make = getattr(importlib.import_module(where), kind)
     envs = make(list(fns), *["fork"] * (kind != "DummyVecEnv"))
@@ -479,7 +481,7 @@ def sb3(where: str, kind: str, fns: Fns) -> Stepper:
 
 
 def tianshou(where: str, kind: str, fns: Fns) -> Stepper:
-    """A vector env with Tianshou's interface, whose users reset what is over."""
+    """A vector env with Tianshou's interface, whose users reset envs."""
     envs, n = getattr(importlib.import_module(where), kind)(list(fns)), len(fns)
     envs.action_space[0].seed(0)
     envs.reset()
@@ -497,21 +499,21 @@ def tianshou(where: str, kind: str, fns: Fns) -> Stepper:
 
 
 def our_baselines(fns: Fns) -> Stepper:
-    """Our SubprocVecEnv with the interface of OpenAI baselines, which runs with no Gymnasium."""
+    """Our SubprocVecEnv for OpenAI baselines; the original does not run with Gymnasium."""
     from shmvec.adapters.baselines import SubprocVecEnv
 
     return of_four(SubprocVecEnv(fns, context="fork"), len(fns))
 
 
 def our_actorcritic(fns: Fns) -> Stepper:
-    """Our MultiEnv of actorcritic, which runs with no Gymnasium."""
+    """Our MultiEnv for actorcritic; the original does not run with Gymnasium."""
     from shmvec.adapters.actorcritic import MultiEnv, create_subprocess_envs
 
     return of_four(MultiEnv(create_subprocess_envs(fns)), len(fns))
 
 
 def _ding(manager: Any, space: Any, n: int) -> Stepper:
-    """An env manager of DI-engine's, which waits for all envs and resets in place."""
+    """An env manager with DI-engine's interface, which waits for all envs and resets in place."""
     manager.launch()
 
     def step(actions: Any) -> None:
@@ -521,7 +523,7 @@ def _ding(manager: Any, space: Any, n: int) -> Stepper:
 
 
 def our_ding(fns: Fns) -> Stepper:
-    """Our env manager."""
+    """Our env manager for DI-engine."""
     from shmvec.adapters.ding import SyncSubprocessEnvManager
 
     manager = SyncSubprocessEnvManager(fns, {"reset_inplace": True})
@@ -529,11 +531,11 @@ def our_ding(fns: Fns) -> Stepper:
 
 
 def ding(fns: Fns) -> Stepper:
-    """DI-engine's."""
+    """DI-engine's own env manager."""
     from ding.envs import BaseEnvTimestep, SyncSubprocessEnvManager
 
     class Wrapped(gym.Wrapper[Any, Any, Any, Any]):
-        """An env as its managers want it."""
+        """An env as DI-engine's managers need it."""
 
         reward_space = None
 
@@ -551,26 +553,26 @@ def ding(fns: Fns) -> Stepper:
 
 
 class Team:
-    """A parallel env, as PettingZoo has them, in which each agent has an env of its own.
+    """A PettingZoo parallel env in which each agent has its own env.
 
-    Where an agent's episode is over it begins the next one, so that no agent ever dies.
+    An agent whose episode is over begins the next one, so that no agent ever dies.
     """
 
     metadata: dict[str, Any] = {}
     render_mode = None
 
     def __init__(self, fns: Fns) -> None:
-        """Builds the envs."""
+        """Builds the agents' envs."""
         self._envs = {f"agent_{index}": fn() for index, fn in enumerate(fns)}
         self.agents = self.possible_agents = list(self._envs)
         self.unwrapped = self
 
     def observation_space(self, agent: str) -> Any:
-        """That of the agent's env."""
+        """The space of the agent's env."""
         return self._envs[agent].observation_space
 
     def action_space(self, agent: str) -> Any:
-        """That of the agent's env."""
+        """The space of the agent's env."""
         return self._envs[agent].action_space
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
@@ -590,7 +592,7 @@ class Team:
         return observations, rewards, no, dict(no), {agent: {} for agent in actions}
 
     def close(self) -> None:
-        """Closes them."""
+        """Closes all agents' envs."""
         for env in self._envs.values():
             env.close()
 
@@ -620,7 +622,7 @@ def _supersuit(teams: Fns) -> Any:
 
 
 def teams(make: Callable[[Fns], Any], fns: Fns) -> Stepper:
-    """A vector env of parallel envs: teams of four; a step is one of one agent."""
+    """A vector env of teams of four agents; a step is a step of one agent."""
     envs = make([partial(Team, fns[first : first + 4]) for first in range(0, len(fns), 4)])
     envs.reset(seed=0)
 
@@ -636,11 +638,11 @@ def teams(make: Callable[[Fns], Any], fns: Fns) -> Stepper:
 
 PEERS = ("AsyncVectorEnv", "SyncVectorEnv", "SB3 SubprocVecEnv", "Tianshou SubprocVectorEnv")
 PEERS += ("Tianshou ShmemVectorEnv", "EnvPool" + CPP, "ALE AtariVectorEnv" + CPP)
-HERE = (OURS, PARTIAL, *PEERS[:2])  # in the process of matrix.py itself
+IN_PROCESS = (OURS, PARTIAL, *PEERS[:2])  # run in the process of matrix.py itself
 SINGLES = ("ShmVectorEnv, single steps", "TorchRL AsyncEnvPool, single steps")
 
 _SB3, _TIANSHOU = "stable_baselines3.common.vec_env", "tianshou.env"
-# By interface: the adapter, and whom it stands beside.
+# By interface: the adapter, and the systems that it is compared with.
 ADAPTERS: dict[str, dict[str, Start]] = {
     "sb3": {
         "SB3 ShmVecEnv": partial(sb3, "shmvec.adapters.sb3", "ShmVecEnv"),
@@ -668,7 +670,7 @@ ADAPTERS: dict[str, dict[str, Start]] = {
 
 
 def systems(workload: str, n: int) -> dict[str, dict[str, Start]]:
-    """What starts each system, by setting: ours first. One that has no such env has no setting."""
+    """Functions that start each system, by setting, ours first; no setting if it lacks the env."""
     fns = WORKLOADS[workload].fns(n)
     cores = min(n, usable_cores())
     batches = [n] if n % 2 else [n, n // 2]
@@ -684,7 +686,7 @@ def systems(workload: str, n: int) -> dict[str, dict[str, Start]]:
         if workload in ENVPOOL
         else {},
         "ALE AtariVectorEnv" + CPP: {"": ale} if workload == "ALE/Pong-v5" else {},
-        # Its parent spins as its workers do: on two cores, two workers have one too few.
+        # Its parent spins, too: on two cores, two workers are one too many.
         "PufferLib Multiprocessing": {
             f"{count} workers, batch {batch}": partial(
                 pufferlib, "Multiprocessing", num_workers=count, batch_size=batch
@@ -723,8 +725,8 @@ def systems(workload: str, n: int) -> dict[str, dict[str, Start]]:
     }
 
 
-class _Led:
-    """A contender whose turns begin with some steps that do not count."""
+class _LeadIn:
+    """A contender whose turns begin with some unmeasured steps."""
 
     def __init__(self, start: Start) -> None:
         """Starts it."""
@@ -738,12 +740,12 @@ class _Led:
 
 
 def apart(start: Start, python: str = sys.executable) -> Apart:
-    """Starts one in a process of its own, which is stopped between turns.
+    """Starts a system in its own process, which is stopped between turns.
 
-    Samplers, and workers that spin, go on while they are not asked.
+    Samplers, and workers that spin, would go on between turns.
     """
-    return Apart(partial(_Led, start), python=python, stopped=True, patience=PATIENCE_S).ready()
+    return Apart(partial(_LeadIn, start), python=python, stopped=True, patience=PATIENCE_S).ready()
 
 
-# Interpreters of their own have neither shmvec nor the benchmarks.
+# Other interpreters have neither shmvec nor the benchmarks.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

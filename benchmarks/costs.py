@@ -1,4 +1,4 @@
-"""What a batch step costs besides the envs, part by part.
+"""The costs of a batch step besides the envs, part by part.
 
     python benchmarks/costs.py split --workload CartPole-v1 HalfCheetah-v5 --json split.json
     python benchmarks/costs.py balance --workload ALE/Pong-v5 --num-envs 8 32
@@ -8,39 +8,39 @@
     python benchmarks/costs.py counting
     python benchmarks/plot.py split.json trace.json --out figures
 
-split: where the batch step of real envs goes, in µs. Beside them are stepped replays: envs that
-return what the real ones did, without computing.
+split: the parts of a batch step of real envs, in µs. Replays are measured, too: envs that return
+what the real ones did, without computing.
 
-    env          the limit: as long as that many steps take in free-running loops, one a core
-    infos        what the replay takes longer with infos than without
-    copying      what it takes longer with observations and actions of that size than with tiny ones
+    env          the limit: the time of as many steps in free-running loops, one a core
+    infos        the replay with infos, less the replay without
+    copying      the replay with observations and actions of that size, less that with tiny ones
     signalling   the replay with tiny ones, less its envs' own steps: requests, answers, wakes
     waiting      the rest: for the slowest worker, and what the envs suffer from each other
 
-balance: the same by trace. A batch is done when the last worker is. `mean worker` is the time that
-workers spend in steps and resets on average, `imbalance` what the slowest worker of each batch
-needs beyond that, `rest` what is left: requests, waking, results. `without resets` is the imbalance
-of the batches in which no env was reset. `step` and `reset` are what one of an env takes.
+balance: the same by trace. A batch is done when the last worker is. `mean worker` is the mean time
+of workers in steps and resets, `imbalance` is how much longer the slowest worker of each batch
+needs, and `rest` is what is left: requests, waking, results. `without resets` is the imbalance of
+the batches in which no env was reset. `step` and `reset` are the times of one env.
 
-texts: long texts in observations, actions or infos, beside Gymnasium's vector envs. Both spaces are
-Text(65536), as with language models, and each step makes a new text of so many characters, or takes
-one; else observation and action are of two characters. ASCII has a byte a character, Japanese two
-(in UTF-8: three). The caller keeps what a batch step returns until the next one, as a training loop
-does. The limit makes a text and passes it on as a reference; so does SyncVectorEnv, which is the
-faster one where envs do nothing else. AsyncVectorEnv has ``shared_memory=False``: in shared memory
-it writes and reads a text character by character, as many as the space's max_length.
+texts: long texts in observations, actions or infos, compared with Gymnasium's vector envs. Both
+spaces are Text(65536), as with language models. Each step makes or takes a new text of that many
+characters; other observations and actions have two characters. ASCII has a byte a character,
+Japanese two (three in UTF-8). The caller keeps the results of a batch step until the next one, as a
+training loop does. The limit makes a text and passes it on as a reference. So does SyncVectorEnv,
+which is the faster one where envs do nothing else. AsyncVectorEnv has ``shared_memory=False``: in
+shared memory it writes and reads a text character by character, up to the space's max_length.
 
-tracing: one vector env steps in short slices, not traced, traced, not traced, and so on. Of each
-the lower quartile of its batch steps counts, as whatever else the machine does only adds to them.
-`on / off` is the median over the rounds of a traced slice's over that of its two neighbours, with
-its 95 % interval (by bootstrap); `off / off` is the one neighbour's over the other's: what is
-chance. --picture writes a trace of eight envs of which one is ten times slower than the others, and
-of a caller that computes a while between two steps.
+tracing: one vector env steps in short slices, by turns without and with a trace. The lower quartile
+of a slice's batch steps counts, because other programs only add to it. `on / off` divides a traced
+slice by the mean of its two neighbours; the table has the median over the rounds and its 95 %
+interval (by bootstrap). `off / off` divides one neighbour by the other, which shows chance.
+--picture writes a trace of eight envs, one of them ten times slower than the others, and of a
+caller that computes for a while between two steps.
 
-noticing: how soon a caller that waits notices the death of a worker, and Ctrl-C. Two envs would
-step for a minute, a worker each; the time is from the signal until ``step`` raises.
+noticing: how soon a waiting caller notices the death of a worker, and Ctrl-C. Two envs in two
+workers would step for a minute; the time is from the signal until ``step`` raises.
 
-counting: ns that counting for stats() takes; a C compiler builds benchmarks/counting.c.
+counting: the ns that counting for stats() takes; a C compiler builds benchmarks/counting.c.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ from shmvec._commands.measuring import (
     LIMIT,
     Stepper,
     cells,
-    described,
-    line,
+    describe_machine,
     machine,
     race,
-    vector_env,
+    table_line,
+    vector_env_stepper,
 )
 from shmvec._cores import usable_cores
 
 
 def headed(*columns: str) -> None:
-    """Prints the machine, and the head of a table."""
-    print(described(machine()), "", heading(*columns), sep="\n")
+    """Prints the machine, and the heading of a table."""
+    print(describe_machine(machine()), "", heading(*columns), sep="\n")
 
 
 # ---- split ---------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Replay(gym.Env[Any, Any]):
     def __init__(
         self, observation_space: Any, action_space: Any, results: Sequence[tuple[Any, ...]]
     ) -> None:
-        """Takes what steps return."""
+        """Takes the results that steps return."""
         self.observation_space = observation_space
         self.action_space = action_space
         self._results = results
@@ -116,23 +116,23 @@ class Replay(gym.Env[Any, Any]):
 
 
 def record(make: Callable[[], Any], steps: int = 64) -> tuple[Any, Any, list[tuple[Any, ...]]]:
-    """Spaces, and what steps of a real env return; none of them ends an episode."""
+    """Records a real env's spaces, and results of steps that do not end an episode."""
     env = make()
     env.action_space.seed(0)
     env.reset(seed=0)
-    taken: list[tuple[Any, ...]] = []
-    while len(taken) < steps:
+    results: list[tuple[Any, ...]] = []
+    while len(results) < steps:
         observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
         if terminated or truncated:
             env.reset()
         else:
-            taken.append((np.array(observation), reward, False, False, info))
+            results.append((np.array(observation), reward, False, False, info))
     env.close()
-    return env.observation_space, env.action_space, taken
+    return env.observation_space, env.action_space, results
 
 
 def calls(run: Callable[[], object]) -> Stepper:
-    """A contender that only makes a call, as often as it can."""
+    """A contender that repeats a call."""
 
     def step(_: Any) -> None:
         run()
@@ -141,14 +141,14 @@ def calls(run: Callable[[], object]) -> Stepper:
 
 
 def shares(workload: str, num_envs: int, seconds: float) -> Row:
-    """Where the time of a batch step goes, in µs."""
+    """Measures the parts of a batch step, in µs."""
     fns = WORKLOADS[workload].fns(num_envs)
-    observations, actions, taken = record(fns[0])
+    observations, actions, results = record(fns[0])
     tiny = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
-    plain = [(*step[:4], {}) for step in taken]
-    least = [(np.zeros(1, np.float32), *step[1:4], {}) for step in taken]
+    plain = [(*step[:4], {}) for step in results]
+    least = [(np.zeros(1, np.float32), *step[1:4], {}) for step in results]
     replays = {
-        "replay": partial(Replay, observations, actions, taken),
+        "replay": partial(Replay, observations, actions, results),
         "plain": partial(Replay, observations, actions, plain),
         "least": partial(Replay, *tiny, least),
     }
@@ -158,11 +158,12 @@ def shares(workload: str, num_envs: int, seconds: float) -> Row:
             "call": partial(calls, lambda: None),
             "own": partial(calls, partial(replays["least"]().step, 0)),
             **{
-                name: partial(vector_env, partial(ShmVectorEnv, fns)) for name, fns in makes.items()
+                name: partial(vector_env_stepper, partial(ShmVectorEnv, fns))
+                for name, fns in makes.items()
             },
         },
         seconds,
-        limit=WORKLOADS[workload].makes,
+        limit=WORKLOADS[workload].kinds,
     )
     us = {name: result.median.batch_us for name, result in found.items()}
     steps = us["real"] * found["real"].median.steps_per_s / 1e6  # of a batch; resets are none
@@ -179,31 +180,31 @@ def shares(workload: str, num_envs: int, seconds: float) -> Row:
 
 
 def split(options: argparse.Namespace) -> None:
-    """Prints a row a workload."""
+    """Prints a row for each workload."""
     parts = "env", "infos", "copying", "signalling", "waiting"
     headed("workload", "envs", "spread", "batch step, µs", *parts)
     rows = []
     for workload, n in product(options.workload, options.num_envs):
         rows.append(row := shares(workload, n, options.seconds))
         figures = [f"{row[name]:,.1f}" for name in ("batch_us", *parts)]
-        print(line(workload, n, f"{row['spread']:.0%}", *figures), flush=True)
+        print(table_line(workload, n, f"{row['spread']:.0%}", *figures), flush=True)
         results = {"machine": {**machine(), "libraries": versions()}, "split": rows}
         write_results(options.json, results)
 
 
 # ---- balance -------------------------------------------------------------------------------------
 
-WARM_UP = 1000  # batch steps, after which envs are at different places of their episodes
+WARM_UP = 1000  # batch steps after which envs are at different points of their episodes
 
 
 def events_of(file: Path) -> list[dict[str, Any]]:
-    """What a trace has."""
+    """The events of a trace."""
     events: list[dict[str, Any]] = json.loads(file.read_text())["traceEvents"]
     return events
 
 
 def recorded(workload: str, n: int, seconds: float) -> tuple[list[float], list[dict[str, Any]]]:
-    """When each batch step began, in µs, and the steps and resets in the trace."""
+    """Records when each batch step began, in µs, and the trace's steps and resets."""
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.closing(ShmVectorEnv(WORKLOADS[workload].fns(n))) as envs,
@@ -223,7 +224,7 @@ def recorded(workload: str, n: int, seconds: float) -> tuple[list[float], list[d
 
 
 def by_worker(began: list[float], events: list[dict[str, Any]]) -> Iterator[str]:
-    """The cells of a row."""
+    """Yields the cells of a row."""
     edges = np.array(began)
     offset = min(each["ts"] for each in events) - edges[0]  # traces count from their first entry
     workers = sorted({each["tid"] for each in events})
@@ -249,11 +250,13 @@ def by_worker(began: list[float], events: list[dict[str, Any]]) -> Iterator[str]
 
 
 def balance(options: argparse.Namespace) -> None:
-    """Prints a row a workload."""
+    """Prints a row for each workload."""
     columns = "batch step, µs", "mean worker", "imbalance", "without resets", "rest"
     headed("workload", "envs", *columns, "batches with resets", "step, µs", "reset, µs")
     for workload, n in product(options.workload, options.num_envs):
-        print(line(workload, n, *by_worker(*recorded(workload, n, options.seconds))), flush=True)
+        print(
+            table_line(workload, n, *by_worker(*recorded(workload, n, options.seconds))), flush=True
+        )
 
 
 # ---- texts ---------------------------------------------------------------------------------------
@@ -264,7 +267,7 @@ WORDS = {
     "Japanese": "あなたは部屋にいる。北に扉がある。",
 }
 PLACES = ["observations", "actions", "infos"]
-BESIDE: dict[str, Callable[[Any], Any]] = {
+TEXT_SYSTEMS: dict[str, Callable[[Any], Any]] = {
     "ShmVectorEnv": partial(ShmVectorEnv, num_workers=2),
     "AsyncVectorEnv": partial(AsyncVectorEnv, shared_memory=False),
     "SyncVectorEnv": SyncVectorEnv,
@@ -272,21 +275,21 @@ BESIDE: dict[str, Callable[[Any], Any]] = {
 
 
 def text(length: int, words: str) -> str:
-    """A text of these words, cut at so many characters."""
+    """Repeats the words up to this number of characters."""
     return (words * (length // len(words) + 1))[:length]
 
 
-class Tells(gym.Env[Any, Any]):
-    """Tells a text in each step, or is told one."""
+class TextEnv(gym.Env[Any, Any]):
+    """Returns a text in each step, or takes one."""
 
     def __init__(self, what: str, length: int, words: str) -> None:
-        """Takes where the texts are: one of PLACES."""
+        """Takes the place of the texts, one of PLACES, their length and their words."""
         charset = "".join(sorted(set("0123456789" + "".join(WORDS.values()))))
         self.observation_space = self.action_space = gym.spaces.Text(LONGEST, charset=charset)
         self._what, self._rest, self._count = what, text(length - 8, words), 0
 
     def _text(self, where: str) -> str:
-        """A text that no one has seen before, where they belong."""
+        """A new text in the place of texts, else a short one."""
         return f"{self._count:08}{self._rest}" if where == self._what else "ok"
 
     def reset(
@@ -302,33 +305,33 @@ class Tells(gym.Env[Any, Any]):
         return self._text("observations"), float(len(action)), False, False, info
 
 
-class Given(gym.Space[str]):
-    """A source of actions in place of a Text space's, which takes long to sample."""
+class ConstantSpace(gym.Space[str]):
+    """A space with one action, in place of a Text space, which is slow to sample."""
 
     def __init__(self, action: str) -> None:
-        """Takes what is always sampled."""
+        """Takes the action."""
         super().__init__((), str)
         self._action = action
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """The same text each time."""
+        """Returns the action."""
         return self._action
 
 
-def told(make: Callable[[], Tells], action: str) -> Tells:
-    """An env of the limit, whose actions are sampled quickly."""
+def limit_env(make: Callable[[], TextEnv], action: str) -> TextEnv:
+    """Makes an env of the limit, whose actions are sampled quickly."""
     env = make()
-    env.action_space = Given(action)  # type: ignore[assignment]
+    env.action_space = ConstantSpace(action)  # type: ignore[assignment]
     return env
 
 
-def telling(make: Callable[[], Any], actions: tuple[str, ...]) -> Stepper:
+def text_stepper(make: Callable[[], Any], actions: tuple[str, ...]) -> Stepper:
     """Makes and resets a vector env that is stepped with these actions."""
     envs = make()
-    kept: list[Any] = [envs.reset(seed=0)]
+    results: list[Any] = [envs.reset(seed=0)]
 
     def step(_: Any) -> None:
-        kept[0] = envs.step(actions)
+        results[0] = envs.step(actions)
 
     return Stepper(step, lambda: None, envs.num_envs, close=envs.close)
 
@@ -341,30 +344,30 @@ def texts(options: argparse.Namespace) -> None:
     rows: list[Row] = []
     lengths = product(options.places, WORDS.items(), options.length, options.num_envs)
     for what, (name, words), length, n in lengths:
-        make = partial(Tells, what, length, words)
+        make = partial(TextEnv, what, length, words)
         action = text(length if what == "actions" else 2, words)
         starts = {
-            system: partial(telling, partial(kind, [make] * n), (action,) * n)
-            for system, kind in BESIDE.items()
+            system: partial(text_stepper, partial(kind, [make] * n), (action,) * n)
+            for system, kind in TEXT_SYSTEMS.items()
         }
-        results = race(starts, options.seconds, limit=[partial(told, make, action)])
+        results = race(starts, options.seconds, limit=[partial(limit_env, make, action)])
         for system, result in results.items():
             cell = {"what": what, "words": name, "length": length, "num_envs": n}
             rows.append(row := {**cell, "system": system, **result.figures(results[LIMIT])})
-            print(line(what, f"{length:,} {name}", system, *cells(row)), flush=True)
+            print(table_line(what, f"{length:,} {name}", system, *cells(row)), flush=True)
         write_results(options.json, {"machine": machine(), "texts": rows})
 
 
 # ---- tracing -------------------------------------------------------------------------------------
 
 SLICE_S = 0.05
-COMPUTE_S = 0.0003  # of the caller in the picture
+COMPUTE_S = 0.0003  # for which the caller in the picture computes
 
 
 def batch_step(envs: Any, actions: Any) -> float:
-    """Steps for a while; the lower quartile of the times of a batch step."""
+    """Steps for a while; returns the lower quartile of a batch step's times."""
     for _ in range(5):
-        envs.step(actions)  # awake again
+        envs.step(actions)  # wakes the workers
     times = [time.perf_counter()]
     while times[-1] - times[0] < SLICE_S:
         envs.step(actions)
@@ -373,7 +376,7 @@ def batch_step(envs: Any, actions: Any) -> float:
 
 
 def on_and_off(workload: str, num_envs: int, seconds: float, path: Path) -> Iterator[str]:
-    """The cells of a row: the cost of tracing one workload."""
+    """Yields the cells of a row: the cost of tracing one workload."""
     on, off, usual = [], [], []
     with contextlib.closing(ShmVectorEnv(WORKLOADS[workload].fns(num_envs))) as envs:
         envs.reset(seed=0)
@@ -399,7 +402,7 @@ def on_and_off(workload: str, num_envs: int, seconds: float, path: Path) -> Iter
 
 
 def write_trace(path: Path) -> None:
-    """A trace of uneven envs."""
+    """Writes a trace of uneven envs."""
     envs = ShmVectorEnv(WORKLOADS["Uneven"].fns(8), num_workers=2)
     with contextlib.closing(envs), envs.trace(path):
         envs.reset(seed=0)
@@ -412,7 +415,7 @@ def write_trace(path: Path) -> None:
 
 
 def tracing(options: argparse.Namespace) -> None:
-    """Prints a row a workload, or writes a trace."""
+    """Prints a row for each workload, or writes a trace."""
     if options.picture is not None:
         write_trace(options.picture)
         return
@@ -420,7 +423,7 @@ def tracing(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for workload, n in product(options.workload, options.num_envs):
             row = on_and_off(workload, n, options.seconds, Path(folder) / "run.json")
-            print(line(workload, n, *row), flush=True)
+            print(table_line(workload, n, *row), flush=True)
 
 
 # ---- noticing ------------------------------------------------------------------------------------
@@ -438,7 +441,7 @@ class Endless(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def delay_s(context: str, killed: bool) -> float:
-    """The time from a signal, to a worker or to this process, to the exception."""
+    """The time from a signal to a worker or to this process until the exception."""
     make = partial(Endless, WORKLOADS["Noop"].make())
     envs = ShmVectorEnv([make] * 2, num_workers=2, context=context)
     began = 0.0
@@ -472,7 +475,7 @@ def noticing(options: argparse.Namespace) -> None:
     headed("start method", "what", "median, ms", "longest, ms")
     for (context, killed), taken in delays.items():
         what = "a death" if killed else "Ctrl-C"
-        print(line(context, what, f"{statistics.median(taken):.2f}", f"{max(taken):.2f}"))
+        print(table_line(context, what, f"{statistics.median(taken):.2f}", f"{max(taken):.2f}"))
 
 
 # ---- counting ------------------------------------------------------------------------------------
@@ -481,7 +484,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def counting(options: argparse.Namespace) -> None:
-    """Builds the C program, and runs it."""
+    """Builds the C program and runs it."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         sys.exit("no C compiler: set CC")
@@ -511,13 +514,13 @@ def main() -> None:
     one.add_argument("--what", nargs="+", choices=PLACES, default=PLACES, dest="places")
     one.add_argument("--length", nargs="+", type=int, default=[20, 1000, 16_000, 64_000])
     one = arguments("", both, [8, 32], 20.0, parser=what.add_parser("tracing"))
-    one.add_argument("--picture", type=Path, metavar="FILE", help="a trace to draw, instead")
+    one.add_argument("--picture", type=Path, metavar="FILE", help="write a trace to draw instead")
     one = what.add_parser("noticing")
     one.add_argument("--times", type=int, default=20, help="how often each is tried")
     one = what.add_parser("counting")
     one.add_argument("--repeats", type=int, default=9, help="of each measurement")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # of peers; none of ours
+    warnings.simplefilter("ignore")  # those of other systems; shmvec gives none
     parts = {part.__name__: part for part in (split, balance, texts, tracing, noticing, counting)}
     parts[options.what](options)
 

@@ -1,43 +1,43 @@
-"""Exact evaluation: beside the loops that people write, of many tasks, and of libraries' own ways.
+"""Exact evaluation compared with loops that people write and with libraries' own; many tasks.
 
     python benchmarks/evaluation.py                    # sleep and busy: four minutes
     python benchmarks/evaluation.py fast               # tasks whose steps take 1 ms: two minutes
     python benchmarks/evaluation.py tasks              # 40 tasks that start slowly: five minutes
     python benchmarks/evaluation.py pusht sb3 cleanrl  # five minutes
 
-The contenders of a part are all there from the start, and take turns; a turn is a whole evaluation.
+All contenders of a part are started first, and take turns; a turn is a whole evaluation.
 
-`sleep`, `busy`: episodes have random lengths, the same ones for all: shmvec.evaluate; rounds of as
-many episodes as there are envs in lockstep, by ShmVectorEnv, in which an env that is done stands
-still (its action is masked) until the last one is; and the same with AsyncVectorEnv, where an env
-that is done is stepped on in vain. In "sleep" a step sleeps, as an env does that waits for a
-simulator, with a worker for each env; the policy takes no time. In "busy" a step computes, in one
-worker, and the policy computes for as long as the steps of half of the envs take: doing one after
-the other needs twice the time. The limit is what cannot be beaten: the larger of the env's work,
-divided by the workers, and of the policy's, for batches of half of the envs.
+`sleep`, `busy`: episodes have random lengths, the same for all contenders: shmvec.evaluate;
+lockstep rounds by ShmVectorEnv with an episode in each env, in which an env that is done is masked
+until the last one is; and the same with AsyncVectorEnv, where an env that is done is stepped on in
+vain. In "sleep" a step sleeps, like an env that waits for a simulator, with a worker for each env;
+the policy takes no time. In "busy" a step computes, in one worker, and the policy computes for as
+long as the steps of half of the envs take, so doing one after the other needs twice the time. The
+limit is the larger of the envs' work, divided by the workers, and the policy's, for batches of half
+of the envs.
 
-`fast`: six tasks whose steps compute for 1 ms, as a suite, and by `evaluate` of one after the
-other. The limit is the env's work, spread over the cores.
+`fast`: six tasks whose steps compute for 1 ms, as a suite, and by an `evaluate` for each in turn.
+The limit is the envs' work, spread over the cores.
 
 `tasks`: 40 tasks that start in 1 to 5 s and play for 1 to 20 s (`--scale`), within a limit to
-memory. Work is measured in CPU time, so that a shared machine changes what that costs, and not what
-there is to do: the limit is the work, spread over the cores without a gap.
+memory. Work is measured in CPU time, so that a shared machine changes how long it takes, but not
+how much there is. The limit is the work, spread over the cores without a gap.
 
-The others have policies with random weights, and the last column says whether a contender returns
-the numbers of the first, which is the library's own way: each episode's, and a digest of all
-actions where the library shows them.
+The others have policies with random weights. The first contender is the library's own way; the last
+column says whether others return the same numbers: each episode's, and a digest of all actions if
+the library shows them.
 
-- pusht: LeRobot's ``eval_policy`` on what its ``make_env`` makes, with and without
+- pusht: LeRobot's ``eval_policy`` on envs of its ``make_env``, with and without
   ``use_async_envs``, and with ``shmvec.install()``; and ``shmvec.evaluate`` with the chunks of
-  actions of examples/evaluate_lerobot.py. Since random weights solve nothing, an episode ends
-  after a number of steps that its seed says: between a fifth of ``--steps`` and all.
-  The envs are LeRobot's but for what its AsyncVectorEnv needs: an id that each worker registers,
-  and the attributes ``task`` and ``task_description``. Without them it fails.
+  actions of examples/evaluate_lerobot.py. Random weights solve nothing, so an episode ends after a
+  number of steps that follows from its seed, between a fifth of ``--steps`` and all. The envs are
+  LeRobot's, with what its AsyncVectorEnv needs and would fail without: an id that each worker
+  registers, and the attributes ``task`` and ``task_description``.
 - sb3: ``evaluate_policy``, which ``EvalCallback`` calls, on Walker2d-v5 in DummyVecEnv, in
-  SubprocVecEnv and in ``shmvec.adapters.sb3.ShmVecEnv``; and ``shmvec.evaluate``, which plays other
-  episodes: each has a seed.
-- cleanrl: a loop as in CleanRL's evaluations: one env in a SyncVectorEnv, until enough episodes
-  have ended; with ShmVectorEnv in its place; and ``shmvec.evaluate`` with ``--envs``.
+  SubprocVecEnv and in ``shmvec.adapters.sb3.ShmVecEnv``; and ``shmvec.evaluate``, whose episodes
+  differ because each has a seed.
+- cleanrl: a loop as in CleanRL's evaluations, with one env in a SyncVectorEnv until enough episodes
+  have ended; the same with a ShmVectorEnv; and ``shmvec.evaluate`` with ``--envs``.
 
 LeRobot 0.6 needs Python 3.12: pip install "lerobot[pusht,evaluation]".
 """
@@ -65,28 +65,28 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from harness import Calls, heading, in_turns, write_results
 
 import shmvec
-from shmvec._commands.measuring import Progress, described, line, machine
+from shmvec._commands.measuring import Progress, describe_machine, machine, table_line
 from shmvec._cores import usable_cores
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SEED = 1000
 NUM_ENVS = 10
 SHORTEST, LONGEST = 60, 300
-NUM_TASKS = 6  # that are fast
+NUM_TASKS = 6  # of `fast`
 MUJOCO = "Walker2d-v5"
-OURS = "shmvec.evaluate"  # a network rounds differently in other batches, and these are not fixed
+OURS = "shmvec.evaluate"  # its batches vary in size, in which a network rounds differently
 
-Numbers = list[tuple[Any, ...]]  # an evaluation's: a tuple for each episode
+Numbers = list[tuple[Any, ...]]  # the results of an evaluation: a tuple for each episode
 
 
 class Part(NamedTuple):
-    """What is compared: each contender returns its numbers.
+    """A comparison of contenders.
 
     Attributes:
-        contenders: By name, the first with the library's own way.
-        envs: How many each has.
-        limit_s: What cannot be beaten; 0: not known.
-        steps: How many have to be made; 0: not known.
+        contenders: Functions that return numbers, by name; the first is the library's own way.
+        envs: Number of envs of each.
+        limit_s: The limit, in seconds; 0: not known.
+        steps: Number of steps that are needed; 0: not known.
     """
 
     contenders: dict[str, Callable[[], Numbers]]
@@ -99,7 +99,7 @@ class Part(NamedTuple):
 
 
 class Timed(gym.Env[Any, Any]):
-    """Its start takes CPU time; a step computes or sleeps; an episode's length is random."""
+    """An env with a slow start, steps that compute or sleep, and random episode lengths."""
 
     observation_space = gym.spaces.Box(-1, 1, (8,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -112,7 +112,7 @@ class Timed(gym.Env[Any, Any]):
         start_s: float = 0.0,
         mib: int = 0,
     ) -> None:
-        """Starts."""
+        """Takes ``start_s`` seconds of CPU time."""
         spend(start_s, False)
         self._memory = np.ones(mib << 17)
         self._step_s, self._sleeps, self._lengths = step_s, sleeps, lengths
@@ -131,7 +131,7 @@ class Timed(gym.Env[Any, Any]):
 
 
 def spend(seconds: float, sleeps: bool) -> None:
-    """Takes so long: of a core's time, if it does not sleep."""
+    """Sleeps for these seconds, or computes for as much CPU time."""
     if sleeps:
         time.sleep(seconds)
         return
@@ -142,7 +142,7 @@ def spend(seconds: float, sleeps: bool) -> None:
 
 @contextlib.contextmanager
 def loops(options: argparse.Namespace, name: str) -> Iterator[Part]:
-    """Rounds of lockstep beside ours. Their numbers: each episode's length, and the steps made."""
+    """Compares with rounds of lockstep. Numbers: each episode's length, and all steps."""
     sleeps = name == "sleep"
     step_s = (options.sleep_ms if sleeps else options.busy_ms) / 1e3
     workers = NUM_ENVS if sleeps else 1
@@ -154,7 +154,7 @@ def loops(options: argparse.Namespace, name: str) -> Iterator[Part]:
         lengths.append(env.left)
 
     def policy(observations: Any, env_ids: Any = None) -> npt.NDArray[np.int64]:
-        """Computes for as long as it takes for half of the envs, for more in proportion."""
+        """Computes for ``policy_s``; longer in proportion for more than half of the envs."""
         spend(policy_s * max(1.0, len(observations) / (NUM_ENVS / 2)), False)
         return np.zeros(len(observations), np.int64)
 
@@ -164,7 +164,7 @@ def loops(options: argparse.Namespace, name: str) -> Iterator[Part]:
         return [*((float(length),) for length in result.lengths), (result.steps,)]
 
     def rounds(start: Callable[[], Any], masked: bool) -> Numbers:
-        """Those that are done stand still if others can be masked; else all go on."""
+        """Plays rounds; envs that are done stand still if ``masked``, else are stepped on."""
         with contextlib.closing(start()) as envs:
             made, found = 0, np.zeros(options.episodes, int)
             for begin in range(0, options.episodes, NUM_ENVS):
@@ -193,7 +193,7 @@ def loops(options: argparse.Namespace, name: str) -> Iterator[Part]:
 
 @contextlib.contextmanager
 def fast(options: argparse.Namespace, name: str) -> Iterator[Part]:
-    """Tasks whose steps take a millisecond: as a suite, and one after the other."""
+    """Compares a suite of tasks whose steps take a millisecond with one task after the other."""
     make = partial(Timed, 1e-3, lengths=(LONGEST, LONGEST))
     suite = {f"task {number}": make for number in range(NUM_TASKS)}
     nothing = lambda observations, env_ids: np.zeros(len(env_ids), np.int64)  # noqa: E731
@@ -213,7 +213,7 @@ def fast(options: argparse.Namespace, name: str) -> Iterator[Part]:
 
 @contextlib.contextmanager
 def tasks(options: argparse.Namespace, name: str) -> Iterator[Part]:
-    """40 tasks that start slowly; once is enough."""
+    """Plays 40 tasks that start slowly, once."""
     options.rounds, options.episodes, step_s = 1, 10, 0.02
     draw = random.Random(0)
     suite, work, longest = {}, 0.0, 0.0
@@ -239,9 +239,9 @@ def tasks(options: argparse.Namespace, name: str) -> Iterator[Part]:
 
 
 class Solved(gym.Wrapper[Any, Any, Any, Any]):
-    """Ends an episode after a number of steps that its seed says, as a policy would that solves it.
+    """Ends an episode as solved after a number of steps that follows from its seed.
 
-    The attributes are those that LeRobot asks for in each step.
+    LeRobot asks for the attributes in each step.
     """
 
     task = task_description = "a task"
@@ -260,7 +260,7 @@ class Solved(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=seed)
 
     def step(self, action: Any) -> Any:
-        """Says after so many steps that the task is solved."""
+        """Steps; the last step of an episode says that the task is solved."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._left -= 1
         over = self._left <= 0
@@ -268,17 +268,17 @@ class Solved(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def make_solved(steps: int, **kwargs: Any) -> gym.Env[Any, Any]:
-    """An env of LeRobot's that ends as Solved says."""
+    """Makes an env of LeRobot's in Solved."""
     importlib.import_module("gym_pusht")
     return Solved(gym.make("gym_pusht/PushT-v0", disable_env_checker=True, **kwargs), steps)
 
 
-# AsyncVectorEnv's workers import this file, and know this id then.
+# AsyncVectorEnv's workers import this file, and so know this id.
 gym.register("gym_pusht/Solved-v0", entry_point=make_solved, order_enforce=False)
 
 
 def example(name: str) -> Any:
-    """A module of examples/."""
+    """Imports a module of examples/."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -297,7 +297,7 @@ def lerobot(options: argparse.Namespace, name: str) -> Iterator[Part]:
     from lerobot.scripts.lerobot_eval import eval_policy
 
     class Short(PushtEnv):  # type: ignore[misc]
-        """The env's configuration, whose envs end."""
+        """The configuration of envs that end as solved."""
 
         type = "pusht"
 
@@ -319,7 +319,7 @@ def lerobot(options: argparse.Namespace, name: str) -> Iterator[Part]:
     select = policy.select_action
 
     def run(envs: VectorEnv) -> Numbers:
-        """LeRobot's own evaluation."""
+        """Runs LeRobot's own evaluation."""
         digest = hashlib.sha256()
 
         def selected(batch: Any) -> Any:
@@ -342,7 +342,7 @@ def lerobot(options: argparse.Namespace, name: str) -> Iterator[Part]:
             return policy.predict_action_chunk(before(env_before(batch)))
 
     def evaluate(envs: shmvec.ShmVectorEnv) -> Numbers:
-        """Ours, with a queue of planned actions for each env."""
+        """Runs shmvec.evaluate, with a queue of planned actions for each env."""
         planned = example("evaluate_lerobot").Chunks(predict, acting.n_action_steps, after)
         found = shmvec.evaluate(envs, planned, options.episodes, seeds=SEED)
         return list(zip(found.seeds.tolist(), found.returns.tolist(), strict=True))
@@ -373,13 +373,13 @@ def sb3(options: argparse.Namespace, name: str) -> Iterator[Part]:
     model = PPO("MlpPolicy", MUJOCO, seed=SEED, device="cpu")
 
     def run(envs: Any) -> Numbers:
-        """Theirs."""
+        """Runs Stable-Baselines3's own evaluation."""
         envs.seed(SEED)
         found = evaluate_policy(model, envs, options.episodes, return_episode_rewards=True)
         return list(zip(*found, strict=True))
 
     def evaluate(envs: shmvec.ShmVectorEnv) -> Numbers:
-        """Ours, with the same interface."""
+        """Runs the evaluation of examples/evaluate_sb3.py."""
         theirs = example("evaluate_sb3").evaluate_policy
         found = theirs(model, envs, options.episodes, return_episode_rewards=True, seeds=SEED)
         return list(zip(*found, strict=True))
@@ -415,7 +415,7 @@ def cleanrl(options: argparse.Namespace, name: str) -> Iterator[Part]:
             return agent(torch.as_tensor(observations, dtype=torch.float32)).numpy()
 
     def run(envs: VectorEnv) -> Numbers:
-        """A loop over steps."""
+        """Runs a loop over steps."""
         numbers: Numbers = []
         observations, _ = envs.reset(seed=SEED)
         while len(numbers) < options.episodes:
@@ -426,7 +426,7 @@ def cleanrl(options: argparse.Namespace, name: str) -> Iterator[Part]:
         return numbers
 
     def evaluate(envs: shmvec.ShmVectorEnv) -> Numbers:
-        """Ours."""
+        """Runs shmvec.evaluate."""
         found = shmvec.evaluate(envs, policy, options.episodes, seeds=SEED)
         return list(zip(found.returns.tolist(), found.lengths.tolist(), strict=True))
 
@@ -452,7 +452,7 @@ PARTS |= {"pusht": lerobot, "sb3": sb3, "cleanrl": cleanrl}
 
 
 def compared(numbers: Numbers, reference: Numbers) -> str:
-    """Whether they are the same; or at least the returns; or the returns' means."""
+    """Says whether all numbers are the same, or the returns, else the returns' means."""
     if numbers == reference:
         return "yes"
     place = 1 if isinstance(reference[0][0], int) else 0  # LeRobot's have their seeds first
@@ -466,7 +466,7 @@ def compared(numbers: Numbers, reference: Numbers) -> str:
 
 
 def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each contender."""
+    """Yields a row for each contender."""
     numbers: dict[str, Numbers] = {}
 
     def played(system: str, play: Callable[[], Numbers]) -> None:
@@ -508,7 +508,9 @@ def main() -> None:
     parser.add_argument("part", nargs="*", help=f"of {', '.join(PARTS)} (default: sleep busy)")
     parser.add_argument("--envs", type=int, default=4, help="of the libraries")
     parser.add_argument("--episodes", type=int, help="(default: 50 in loops, else 16)")
-    parser.add_argument("--steps", type=int, default=100, help="most of an episode of LeRobot's")
+    parser.add_argument(
+        "--steps", type=int, default=100, help="at most, of an episode of LeRobot's"
+    )
     parser.add_argument("--sleep-ms", type=float, default=20.0, help="of a step that sleeps")
     parser.add_argument("--busy-ms", type=float, default=0.5, help="of a step that computes")
     parser.add_argument("--scale", type=float, default=1.0, help="of the times of tasks")
@@ -517,7 +519,7 @@ def main() -> None:
     if unknown := set(options.part) - set(PARTS):
         parser.error(f"no part {unknown.pop()!r}")
     warnings.filterwarnings("ignore", "pkg_resources|.*task_description")
-    print(f"{described(machine())}\n")
+    print(f"{describe_machine(machine())}\n")
     names = "evaluation", "contender", "envs", "episodes", "s", "spread", "speed-up"
     print(heading(*names, "× the limit", "× the steps needed", "the same numbers"), flush=True)
     rows = []
@@ -531,7 +533,7 @@ def main() -> None:
             figures = {"seconds": ".2f", "spread": ".0%", "speedup": ".2f"}
             figures |= {"of_limit": ".2f", "of_steps": ".2f", "same": ""}
             cells = [format(row[key], how) if key in row else "" for key, how in figures.items()]
-            print(line(*list(row.values())[:4], *cells), flush=True)
+            print(table_line(*list(row.values())[:4], *cells), flush=True)
     write_results(options.json, {"machine": machine(), "rows": rows})
 
 

@@ -1,19 +1,19 @@
-"""Guards the speed: two builds of shmvec side by side, and an error if one loses.
+"""Guards the speed: compares two builds of shmvec, and fails if the second is slower.
 
-    python benchmarks/guard.py main                      # what this checkout does worse than main
+    python benchmarks/guard.py main                      # is this checkout slower than main?
     python benchmarks/guard.py ../base HEAD --workload cartpole-32 image-32
 
-A build is a checkout with its built extensions, or a commit, which is checked out and built beside.
-Each steps the same envs in a process of its own, by shmvec's public names only; they take turns, in
-slices, in one run, and whose turn it is not sleeps. Given are medians over the slices of a batch
-step's mean time, their spread, and `after / before`: the median over the rounds of the ratio of
-their two slices, so that what disturbs both cancels; above 1 is slower. The limit is what as many
-env steps take in free-running loops, one a core.
+A build is a checkout with built extensions, or a commit, which is checked out elsewhere and built.
+Each build steps the same envs in its own process, by shmvec's public names only. They take turns in
+slices of one run, and sleep between their turns. The table has medians over the slices of a batch
+step's mean time, their spread, and `after / before`: the median over the rounds of the ratio of the
+two slices, so that what disturbs both cancels; above 1 is slower. The limit is the time of as many
+env steps in free-running loops, one a core.
 
-How much of that is chance shows `before` itself, which runs twice: `again / before`. A loss is
-printed, and the exit status is 1, where `after / before` is above `again / before` by more than the
-tolerance, and that is no chance: all of the one's confidence interval is above all of the other's.
-All processes are started anew several times, since some are luckier than others all their life.
+`before` runs twice: `again / before` shows chance. A loss is printed, and the exit status is 1, if
+`after / before` is above `again / before` by more than the tolerance, and its whole confidence
+interval is above the other's. All processes are started anew several times, because some are faster
+than others for as long as they live.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from shmvec._commands.measuring import (
     Result,
     Slice,
     Stepper,
-    described,
-    line,
+    describe_machine,
     machine,
     race,
+    table_line,
 )
 
 ROOT = Path(__file__).parents[1]
 
 
 def build(tree: Path, start: Callable[[], Stepper]) -> Apart:
-    """Starts one build's vector env: a contender."""
-    return Apart(partial(_of, str(tree), start), path=[str(tree)], patience=120).ready()
+    """Starts the vector env of one build as a contender."""
+    return Apart(partial(_start_in, str(tree), start), path=[str(tree)], patience=120).ready()
 
 
-def _of(tree: str, start: Callable[[], Stepper]) -> Stepper:
-    """In its process."""
+def _start_in(tree: str, start: Callable[[], Stepper]) -> Stepper:
+    """Starts a contender, in the process of the build."""
     if not Path(shmvec.__file__).is_relative_to(tree):
         raise RuntimeError(f"shmvec comes from {shmvec.__file__}, not from {tree}")
     return start()
@@ -64,7 +64,7 @@ def _of(tree: str, start: Callable[[], Stepper]) -> Stepper:
 def stepping(
     env: Callable[[], Any], n: int, how: Callable[[Any], Any], **options: Any
 ) -> Callable[[], Stepper]:
-    """What starts a vector env of one build, stepped in one of the ways below."""
+    """Returns a function that starts a vector env, stepped in one of the ways below."""
 
     def start() -> Stepper:
         envs = shmvec.ShmVectorEnv([env] * n, **options)
@@ -75,7 +75,7 @@ def stepping(
 
 
 def in_lockstep(envs: Any) -> Any:
-    """Steps all."""
+    """Steps all envs."""
     envs.reset(seed=0)
     return lambda actions: envs.step(actions)[2:4]
 
@@ -94,7 +94,7 @@ def masked(envs: Any) -> Any:
 
 
 def calling(envs: Any) -> Any:
-    """Has all envs hand over a picture."""
+    """Gets a picture from all envs."""
     envs.reset(seed=0)
 
     def step(_: Any) -> None:
@@ -104,7 +104,7 @@ def calling(envs: Any) -> Any:
 
 
 def in_rollouts(envs: Any) -> Any:
-    """Steps all into the memory of rollouts of 128 steps."""
+    """Steps all envs in rollouts of 128 steps."""
     envs.reset(seed=0)
     rollout, made = envs.rollout(128), 0
 
@@ -120,7 +120,7 @@ def in_rollouts(envs: Any) -> Any:
 
 
 def one_by_one(envs: Any, turns: int) -> Any:
-    """Steps one env a call: by turns so many of them."""
+    """Steps one env a call, by turns the first ``turns`` envs."""
     envs.reset(seed=0)
     count = 0
 
@@ -162,10 +162,10 @@ WORKLOADS: dict[str, tuple[str, int, Callable[[Any], Any], dict[str, Any]]] = {
 
 @contextlib.contextmanager
 def built(what: str, root: Path = ROOT) -> Iterator[Path]:
-    """The source tree of a build: of a checkout, or of a commit that is checked out and built.
+    """Yields the source tree of a checkout, or of a commit that is checked out and built.
 
     Args:
-        what: A folder, or what git knows as a commit.
+        what: A folder, or a name that git knows as a commit.
         root: The repository of commits.
 
     Raises:
@@ -199,11 +199,11 @@ def built(what: str, root: Path = ROOT) -> Iterator[Path]:
             subprocess.run(removed, check=True, capture_output=True)
 
 
-ROUNDS_LEAST = 8  # in all: fewer have no such interval
+MIN_ROUNDS = 8  # in all: fewer have no 99 % interval
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Between what the median lies, whatever the distribution: in 99 of 100 runs."""
+    """The 99 % confidence interval of the median, for any distribution."""
     n, outside, k = len(ratios), 2.0 ** -len(ratios), 0
     while 2 * (outside + math.comb(n, k + 1) * 2.0**-n) <= 0.01:
         k += 1
@@ -213,12 +213,12 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def loses(after: Sequence[float], again: Sequence[float], tolerance: float) -> bool:
-    """Whether a build is slower than another by more than that differs from itself.
+    """Whether a build is slower than another one by more than the other differs from itself.
 
     Args:
-        after: Its times, as ratios to those of the other one, by round.
-        again: The same of the other one, in another process.
-        tolerance: What is no loss.
+        after: Ratios of the build's times to the other's, by round.
+        again: Ratios of the other's times in a second process, by round.
+        tolerance: The share that is not a loss.
     """
     return interval(after)[0] > interval(again)[1] and bool(
         np.median(after) > (1 + tolerance) * np.median(again)
@@ -226,13 +226,13 @@ def loses(after: Sequence[float], again: Sequence[float], tolerance: float) -> b
 
 
 def ratios(result: Result, reference: Result) -> list[float]:
-    """Of the batch times, by round."""
+    """Ratios of batch times, by round."""
     pairs = zip(result.slices, reference.slices, strict=True)
     return [a.batch_us / b.batch_us for a, b in pairs]
 
 
 def main() -> int:
-    """Runs the command line; 1 if there is a loss."""
+    """Runs the command line; returns 1 if there is a loss."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -243,22 +243,22 @@ def main() -> int:
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--seconds", type=float, default=6.0, help="for each process, in all")
     parser.add_argument("--rounds", type=int, default=24, help="in all")
-    parser.add_argument("--starts", type=int, default=3, help="of all processes, anew")
+    parser.add_argument("--starts", type=int, default=3, help="how often all processes are started")
     parser.add_argument("--tolerance", type=float, default=0.02, help="default: 0.02, that is 2 %%")
     options = parser.parse_args()
     rounds = options.rounds // options.starts
-    if rounds * options.starts < ROUNDS_LEAST:
-        parser.error(f"--rounds must be at least {ROUNDS_LEAST}")
+    if rounds * options.starts < MIN_ROUNDS:
+        parser.error(f"--rounds must be at least {MIN_ROUNDS}")
     lost = []
     with built(options.before) as before, built(options.after) as after:
         trees = {"before": before, "again": before, "after": after}
-        print(described(machine()))
+        print(describe_machine(machine()))
         columns = "workload", "before, µs", "spread", "after, µs", "spread", "after / before"
         print("", heading(*columns, "again / before", "limit, µs", ""), sep="\n")
         for name in options.workload:
             env, n, how, keywords = WORKLOADS[name]
             if missing := ENVS[env].missing():
-                print(line(name, f"needs {', '.join(missing)}", *[""] * 7), flush=True)
+                print(table_line(name, f"needs {', '.join(missing)}", *[""] * 7), flush=True)
                 continue
             start = stepping(ENVS[env].make, n, how, **keywords)
             slices: dict[str, list[Slice]] = {}
@@ -267,7 +267,7 @@ def main() -> int:
                     {who: partial(build, tree, start) for who, tree in trees.items()},
                     options.seconds / options.starts,
                     rounds,
-                    limit=ENVS[env].makes,
+                    limit=ENVS[env].kinds,
                 )
                 for who, result in raced.items():
                     slices.setdefault(who, []).extend(result.slices)
@@ -279,7 +279,9 @@ def main() -> int:
             shown = (f"{np.median(each):.3f}" for each in (changed, chance))
             loses_here = loses(changed, chance, options.tolerance)
             verdict = "LOSS" if loses_here else ""
-            print(line(name, *us, *shown, f"{steps * limit.batch_us:,.2f}", verdict), flush=True)
+            print(
+                table_line(name, *us, *shown, f"{steps * limit.batch_us:,.2f}", verdict), flush=True
+            )
             lost += [name] * loses_here
     if lost:
         print(f"\nslower than {options.before}: {', '.join(lost)}")

@@ -1,13 +1,13 @@
-"""What all benchmarks share: envs to step, contenders apart, files of results, use of processes.
+"""Shared by all benchmarks: envs, contenders in other processes, files of results, /proc.
 
-How contenders are measured is shmvec's own: `shmvec._commands.measuring`.
+`shmvec._commands.measuring` measures the contenders.
 
-- Workloads: bench's envs, some of known cost, some as training scripts wrap them; and the part of a
-  command line that chooses them.
-- Contenders that call something over and over, or have one long turn a round; a table's head.
-- A contender in a process of its own: what it imports, starts or sets is no other's.
-- Results made in parts, by runs that may be killed: a JSON file, a line a row.
-- What /proc says of processes: memory and CPU time.
+- Workloads: bench's envs, some of known cost, some wrapped as in training scripts; and the part of
+  a command line that chooses them.
+- Contenders that repeat a call, or have one long turn a round; the heading of a table.
+- A contender in its own process, which shares no imports, settings or threads with others.
+- Results of runs that may be killed: a JSON file with a line for each row.
+- Memory and CPU time of processes, from /proc.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ import numpy as np
 from shmvec._commands import bench, measuring
 from shmvec._commands.bench import WORKLOADS as REAL
 from shmvec._commands.bench import Workload
-from shmvec._commands.measuring import Result, Slice, alternated
+from shmvec._commands.measuring import Result, Slice, alternate
 
 # ---- workloads -----------------------------------------------------------------------------------
 
 
 class Work(gym.Env[Any, Any]):
-    """An env of known cost: it computes checksums of so many bytes."""
+    """An env of known cost: it computes checksums of a number of bytes."""
 
     action_space = gym.spaces.Discrete(2)
 
@@ -73,7 +73,7 @@ class Work(gym.Env[Any, Any]):
         return self._observation, 0.0, self._count == self._length, False, {}
 
     def render(self) -> Any:
-        """A picture, of its own."""
+        """Returns a new picture."""
         return self._observation.copy()
 
 
@@ -81,7 +81,7 @@ class Asleep(Work):
     """An env whose steps and resets sleep, as in TorchRL's own benchmarks of pools."""
 
     def __init__(self, step_s: float, reset_s: float, length: int) -> None:
-        """Takes how long, and after how many steps an episode ends."""
+        """Takes the times to sleep, and the number of steps of an episode."""
         super().__init__(0, shape=(1,), length=length)
         self._step_s, self._reset_s = step_s, reset_s
 
@@ -97,7 +97,7 @@ class Asleep(Work):
 
 
 def _bytes_per_us() -> float:
-    """Of which a checksum is computed while nothing disturbs it."""
+    """The number of bytes of which a checksum is computed in a µs, undisturbed."""
     probe = bytes(1 << 16)
     best = float("inf")
     for _ in range(200):
@@ -120,21 +120,21 @@ def cartpole() -> gym.Env[Any, Any]:
 
 
 class _Longer(gym.Wrapper[Any, Any, Any, Any]):
-    """An env each of whose steps computes for so many seconds more, of a core's time."""
+    """An env whose steps take additional CPU time."""
 
-    def __init__(self, env: gym.Env[Any, Any], more_s: float) -> None:
+    def __init__(self, env: gym.Env[Any, Any], extra_s: float) -> None:
         super().__init__(env)
-        self._more_s = more_s
+        self._extra_s = extra_s
 
     def step(self, action: Any) -> Any:
-        end = time.thread_time() + self._more_s
+        end = time.thread_time() + self._extra_s
         while time.thread_time() < end:
             pass
         return self.env.step(action)
 
 
 def slow_cartpole() -> gym.Env[Any, Any]:
-    """``cartpole``, whose steps take a millisecond more."""
+    """``cartpole`` with steps that take a millisecond more."""
     return _Longer(cartpole(), 1e-3)
 
 
@@ -147,7 +147,7 @@ def cheetah() -> gym.Env[Any, Any]:
 
 
 def clipped(value: Any) -> Any:
-    """Between -10 and 10."""
+    """Clips a value to [-10, 10]."""
     return value.clip(-10, 10)
 
 
@@ -161,10 +161,10 @@ def _sign(reward: Any) -> float:
     return float((reward > 0) - (reward < 0))
 
 
-_US = _bytes_per_us()  # measured once: all contenders get the same amounts, which disturbance slows
+_US = _bytes_per_us()  # measured once, so that all contenders get the same amount of work
 _FAST, _SLOW = (partial(Work, int(us * _US)) for us in (20, 200))
 
-ASLEEP = "Asleep"  # many fit on a core: its limit is a loop an env
+ASLEEP = "Asleep"  # many fit on a core, so its limit has a loop for each env
 WORKLOADS = {
     **REAL,
     "Noop-image": Workload(partial(Work, 0, shape=(84, 84, 4))),
@@ -173,12 +173,12 @@ WORKLOADS = {
     "Slow-resets": Workload(partial(Work, int(20 * _US), int(1000 * _US), length=100)),
     ASLEEP: Workload(partial(Asleep, 1e-3, 0.2, 200)),
     "Ant-v5": Workload(_ant, ("mujoco",)),
-    "CartPole-wrapped": Workload(cartpole),  # these as training scripts have them
+    "CartPole-wrapped": Workload(cartpole),  # from here on: as training scripts wrap them
     "HalfCheetah-wrapped": Workload(cheetah, ("mujoco",)),
     "Pong-wrapped": Workload(pong, REAL["ALE/Pong-v5"].modules),
 }
 
-# What EnvPool has of them.
+# EnvPool's names of the envs that it has.
 ENVPOOL = {"CartPole-v1": "CartPole-v1", "HalfCheetah-v5": "HalfCheetah-v4", "Ant-v5": "Ant-v4"}
 
 
@@ -189,9 +189,9 @@ def arguments(
     seconds: float = 2.0,
     parser: argparse.ArgumentParser | None = None,
 ) -> argparse.ArgumentParser:
-    """A command line, or a given one, with what benchmarks let the user choose, and these defaults.
+    """Makes or extends a command line with the arguments that benchmarks share, and defaults.
 
-    Of workloads and numbers of envs only if there is a default.
+    Workloads and numbers of envs are arguments only if they have a default.
     """
     parser = parser or argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -201,7 +201,7 @@ def arguments(
     if nums_envs:
         parser.add_argument("--num-envs", nargs="+", type=int, default=list(nums_envs))
     parser.add_argument("--seconds", type=float, default=seconds, help="for each contender")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="results, written to a file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write results to a file")
     return parser
 
 
@@ -209,7 +209,7 @@ def arguments(
 
 
 class Calls:
-    """A contender that calls something over and over."""
+    """A contender that repeats a call."""
 
     def __init__(
         self,
@@ -225,38 +225,38 @@ class Calls:
         Args:
             call: Makes steps.
             close: Ends the contender.
-            num_envs: How many steps a batch has.
-            batches: How many of these a call makes.
-            before: Makes the call's argument, outside the clock.
+            num_envs: Number of steps of a batch.
+            batches: Number of batches of a call.
+            before: Makes the call's argument; its time does not count.
         """
         self._call, self.close, self._before = call, close, before
         self._num_envs, self._batches = num_envs, batches
 
     def run(self, seconds: float) -> Slice:
-        """Calls for at least so many seconds, what is outside the clock included."""
+        """Calls for at least ``seconds``, including the time of ``before``."""
         call, before, clock = self._call, self._before, time.perf_counter
-        calls, taken, end = 0, 0.0, clock() + seconds
+        calls, elapsed, end = 0, 0.0, clock() + seconds
         while not calls or clock() < end:
             arguments = () if before is None else (before(),)
             begin = clock()
             call(*arguments)
-            taken += clock() - begin
+            elapsed += clock() - begin
             calls += 1
         batches = calls * self._batches
-        return Slice(1e6 * taken / batches, batches * self._num_envs / taken)
+        return Slice(1e6 * elapsed / batches, batches * self._num_envs / elapsed)
 
 
 class _Turn(NamedTuple):
-    """A contender whose turn takes as long as it takes."""
+    """A contender whose turns have no set duration."""
 
     turn: Callable[[], Slice]
 
     def run(self, seconds: float) -> Slice:
-        """One turn."""
+        """Takes a turn."""
         return self.turn()
 
     def close(self) -> None:
-        """Nothing: it has other owners."""
+        """Does nothing: the contender has another owner."""
 
 
 def in_turns(
@@ -264,9 +264,9 @@ def in_turns(
     rounds: int,
     say: Callable[[str], object] = lambda what: None,
 ) -> dict[Any, Result]:
-    """Races contenders of which each has one turn a round, however long that is."""
+    """Races contenders with one turn a round each, however long a turn is."""
     contenders = {name: _Turn(turn) for name, turn in turns.items()}
-    return alternated(contenders, 1e-6 * rounds, rounds, say)
+    return alternate(contenders, 1e-6 * rounds, rounds, say)
 
 
 def heading(*columns: str) -> str:
@@ -274,9 +274,9 @@ def heading(*columns: str) -> str:
     return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
 
 
-# ---- contenders apart ----------------------------------------------------------------------------
+# ---- contenders in other processes ---------------------------------------------------------------
 
-# What its interpreter runs: functions that come as a pickle, for it may not find this file.
+# The program of the process. Functions come as pickles, because it may not find this file.
 _CHILD = """
 import sys
 from multiprocessing.connection import Connection
@@ -286,15 +286,15 @@ serve, packed = cloudpickle.loads(pipe.recv_bytes())
 serve(packed, pipe)
 """
 
-_END_S = 30  # to close
+_CLOSE_S = 30  # time to close before a process is killed
 
 
 class Apart:
-    """A process with an object that has ``run`` and ``close``; it rests between its turns.
+    """A process with an object that has ``run`` and ``close``; it is idle between its turns.
 
-    Its interpreter and its path may be others: another build of shmvec, other versions of
-    libraries, no shmvec at all. So nothing is handed on but what makes the object, as a pickle,
-    with the modules that it may not find there by value (`cloudpickle.register_pickle_by_value`).
+    It may have another interpreter and path: another build of shmvec, other versions of libraries,
+    no shmvec at all. So it gets only the function that makes the object, as a pickle, which holds
+    modules by value that it may not find (`cloudpickle.register_pickle_by_value`).
     """
 
     def __init__(
@@ -306,38 +306,38 @@ class Apart:
         stopped: bool = False,
         patience: float = 300.0,
     ) -> None:
-        """Begins to start it.
+        """Begins to start the process.
 
         Args:
-            start: Makes the object, there.
+            start: Makes the object, in the process.
             python: The interpreter. It needs cloudpickle.
-            path: Where it looks for modules before it does in its own places. None: where this
-                process does, if the interpreter is the same.
-            stopped: Whether the process, and all that it starts, is stopped between turns: for
-                those that go on working.
-            patience: How many seconds it may take to start, and for a turn.
+            path: Folders in which it looks for modules first. None: this process's path, if the
+                interpreter is the same.
+            stopped: Whether the process and its children are stopped between turns, because they
+                would go on working.
+            patience: Seconds that the start and a turn may take.
         """
         self._stopped, self._patience, self._ready = stopped, patience, False
-        self._pipe, theirs = Pipe()
+        self._pipe, child_pipe = Pipe()
         if path is None:
             path = [entry for entry in sys.path if entry] if python == sys.executable else []
         self._process = subprocess.Popen(
-            [python, "-c", _CHILD, str(theirs.fileno())],
+            [python, "-c", _CHILD, str(child_pipe.fileno())],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-            pass_fds=[theirs.fileno()],
-            stdout=2,  # what it prints is no part of a table
+            pass_fds=[child_pipe.fileno()],
+            stdout=2,  # so that its output is not in a table
         )
-        theirs.close()
-        with contextlib.suppress(BrokenPipeError):  # it has ended: ready() says so
+        child_pipe.close()
+        with contextlib.suppress(BrokenPipeError):  # if it has ended, ready() says so
             self._pipe.send_bytes(cloudpickle.dumps((_serve, cloudpickle.dumps(start))))
 
     def ready(self) -> Apart:
-        """Waits until it has started; one that fails is ended.
+        """Waits until it has started; if that fails, the process is ended.
 
         Raises:
             ImportError: Something is not installed.
-            RuntimeError: It has failed, and why.
-            TimeoutError: It takes too long.
+            RuntimeError: The start failed.
+            TimeoutError: The start takes too long.
         """
         if not self._ready:
             try:
@@ -350,7 +350,7 @@ class Apart:
         return self
 
     def run(self, *arguments: Any) -> Any:
-        """One turn: what the object's ``run`` returns."""
+        """Takes a turn; returns what the object's ``run`` returns."""
         self.ready()
         self._signal(signal.SIGCONT)
         self._pipe.send(arguments)
@@ -365,9 +365,9 @@ class Apart:
                 os.killpg(self._process.pid, what)
 
     def _kill(self) -> None:
-        """Ends it, and what it has started, at once."""
+        """Kills the process and its children."""
         self._process.kill()
-        with contextlib.suppress(ProcessLookupError):  # it is too young to have a group, or gone
+        with contextlib.suppress(ProcessLookupError):  # it has no group yet, or has ended
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _answer(self) -> Any:
@@ -383,21 +383,21 @@ class Apart:
         return Slice(*answer) if isinstance(answer, tuple) else answer
 
     def close(self) -> None:
-        """Ends it, and if that takes too long, with force; and whatever it has left behind."""
+        """Ends the process, by force if that takes too long, and what it has left behind."""
         self._pipe.close()
         self._signal(signal.SIGCONT)
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
+                self._process.wait(_CLOSE_S)
         finally:
             self._kill()
             self._process.wait()
 
 
 def _serve(packed: bytes, pipe: Any) -> None:
-    """In the process: runs turns until the pipe is closed."""
+    """Runs turns in the process until the pipe is closed."""
     os.setpgid(0, 0)
-    warnings.simplefilter("ignore")  # of envs and peers; none of ours
+    warnings.simplefilter("ignore")  # those of envs and other systems; shmvec gives none
     try:
         with contextlib.closing(cloudpickle.loads(packed)()) as contender:
             pipe.send((None, None))
@@ -407,7 +407,7 @@ def _serve(packed: bytes, pipe: Any) -> None:
                 except (EOFError, ConnectionError):
                     return
                 turn = contender.run(*arguments)
-                # A Slice goes as what it holds: here its class may be another one.
+                # A Slice is sent as a tuple, because its class may differ here.
                 pipe.send((None, tuple(turn) if isinstance(turn, tuple) else turn))
     except ImportError as error:
         pipe.send((ImportError, str(error)))
@@ -422,7 +422,7 @@ Row = dict[str, Any]
 
 
 def read_rows(file: Path | None, name: str, setup: Mapping[str, Any]) -> list[Row]:
-    """The rows of that name that are there.
+    """Reads the rows of a name from a file, if there is one.
 
     Raises:
         SystemExit: They are of another machine or other versions.
@@ -437,7 +437,7 @@ def read_rows(file: Path | None, name: str, setup: Mapping[str, Any]) -> list[Ro
 
 
 def merged(old: Sequence[Row], new: Sequence[Row], cell: Sequence[str]) -> list[Row]:
-    """All rows; of a cell, which these columns name, that was measured anew the new ones."""
+    """Old and new rows; new rows replace all old ones of their cell, which these columns name."""
 
     def key(row: Row) -> tuple[str, ...]:
         return tuple(str(row[name]) for name in cell)
@@ -447,7 +447,7 @@ def merged(old: Sequence[Row], new: Sequence[Row], cell: Sequence[str]) -> list[
 
 
 def write_results(file: Path | None, results: Mapping[str, Any]) -> None:
-    """Replaces the file at once, so that it is whole whenever its writer is killed."""
+    """Replaces the file atomically, so that it is whole even if its writer is killed."""
     if file is None:
         return
     parts = []
@@ -462,7 +462,7 @@ def write_results(file: Path | None, results: Mapping[str, Any]) -> None:
     os.replace(new, file)
 
 
-# Libraries whose versions are printed, where they are installed.
+# Libraries whose versions are printed if they are installed.
 LIBRARIES = (
     *("numpy", "gymnasium", "mujoco", "ale-py", "envpool", "stable-baselines3", "tianshou"),
     *("torch", "torchrl", "tensordict", "pufferlib", "sample-factory", "ray"),
@@ -480,7 +480,7 @@ print(json.dumps(found))
 
 
 def versions(python: str = sys.executable) -> dict[str, str]:
-    """What an interpreter has of the libraries."""
+    """The versions of the libraries that an interpreter has."""
     done = subprocess.run([python, "-c", VERSIONS], stdout=subprocess.PIPE, check=True)
     found: dict[str, str] = json.loads(done.stdout)
     return found
@@ -493,7 +493,7 @@ class Memory(NamedTuple):
     """Memory of a process, in MB.
 
     Attributes:
-        pss: Its pages, each divided by the number of those that have it.
+        pss: All pages, each divided by the number of processes that have it.
         private: Pages that no other process has.
     """
 
@@ -502,7 +502,7 @@ class Memory(NamedTuple):
 
 
 def memory(pid: int) -> Memory:
-    """What a process has; nothing if it has ended."""
+    """The memory of a process; 0 if it has ended."""
     kb = dict.fromkeys(("Pss:", "Private_Clean:", "Private_Dirty:", "Private_Hugetlb:"), 0)
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -517,7 +517,7 @@ def memory(pid: int) -> Memory:
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """What processes have used so far, those of their threads that have ended excepted."""
+    """The CPU time of processes so far, without threads that have ended."""
     total = 0
     for pid in pids:
         for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
@@ -528,6 +528,6 @@ def cpu_s(pids: Iterable[int]) -> float:
     return 1e-9 * total
 
 
-# Processes of contenders may not find these: what they need of them goes by value.
+# Processes of contenders may not find these modules, so they are pickled by value.
 for _module in (bench, measuring, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(_module)

@@ -1,11 +1,11 @@
-"""Learners to measure vector envs with, by torch: they keep account of where their time goes.
+"""Learners in torch to measure vector envs with: they count where their time goes.
 
-PPO (Schulman et al., 2017, arXiv:1707.06347), with generalised advantages, collects with all envs,
-then learns, by turns. DQN (Mnih et al., 2015) and SAC (Haarnoja et al., 2018, arXiv:1812.05905) are
-of the sizes that CleanRL's single-file scripts have: a step of all envs is begun, then the learner
-learns from what it has met before, as often as there are envs, then the step's results are taken.
-The envs compute meanwhile, if the vector env lets them; whether it does changes nothing about what
-is learned. Steps are copied into arrays, or the workers record them. All is done in one process.
+PPO (Schulman et al., 2017, arXiv:1707.06347), with generalised advantages, collects with all envs
+and learns by turns. DQN (Mnih et al., 2015) and SAC (Haarnoja et al., 2018, arXiv:1812.05905) have
+the sizes of CleanRL's single-file scripts: they begin a step of all envs, learn from earlier steps
+once for each env, and take the step's results. If the vector env lets them, the envs compute
+meanwhile; that does not change what is learned. Steps are copied into arrays, or the workers record
+them. A learner runs in one process.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from shmvec import Pipeline
 __all__ = ["BUFFER", "DQN", "PARTS", "PPO", "SAC", "Clock", "PixelDQN", "Recipe", "Threads"]
 
 PARTS = ("env", "policy", "learning", "handling")
-BUFFER = 20_000  # steps that are kept to be learned from
-_GAMMA = 0.99  # how much a later reward counts
-_LAMBDA = 0.95  # how far generalised advantages look ahead
-_WIDTH = 64  # of the layers of PPO's networks that see no images
+BUFFER = 20_000  # steps in the replay buffer
+_GAMMA = 0.99  # discount
+_LAMBDA = 0.95  # of generalised advantages
+_WIDTH = 64  # of the layers of PPO's networks without images
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a training run is like; how much it learns from what it has met.
+    """The parameters of a PPO run.
 
     Attributes:
         num_envs: Number of envs.
-        num_steps: Steps of each between two updates.
-        epochs: How often an update goes through them.
-        minibatches: In how many parts each time.
-        learning_rate: Adam's.
-        entropy: How much the policy's entropy counts.
+        num_steps: Steps of each env between two updates.
+        epochs: Epochs of an update.
+        minibatches: Minibatches of an epoch.
+        learning_rate: Adam's learning rate.
+        entropy: Weight of the policy's entropy.
     """
 
     num_envs: int = 8
@@ -57,13 +57,13 @@ class Recipe:
 
     @property
     def steps(self) -> int:
-        """Of all envs between two updates."""
+        """Number of steps of all envs between two updates."""
         return self.num_envs * self.num_steps
 
 
 @dataclass(frozen=True)
 class Threads:
-    """Torch's threads within an operation, while it collects and while it learns."""
+    """Torch's threads within an operation, while PPO collects and while it learns."""
 
     collecting: int = 1
     learning: int = 1
@@ -76,35 +76,35 @@ class Threads:
 
 
 class Clock:
-    """Seconds that each part has taken.
+    """Counts the seconds of each part.
 
     Attributes:
-        seconds: By part.
+        seconds: Seconds by part.
     """
 
     def __init__(self) -> None:
-        """Starts."""
+        """Starts the clock."""
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.resume()
 
     def resume(self) -> None:
-        """What has passed since the last call went into nothing: others had their turn."""
+        """Drops the time since the last call, in which others had their turn."""
         self._last = time.perf_counter()
 
     def __call__(self, part: str) -> None:
-        """What has passed since the last call went into this part."""
+        """Adds the time since the last call to this part."""
         now = time.perf_counter()
         self.seconds[part] += now - self._last
         self._last = now
 
 
 class Learner:
-    """A training run on a vector env, of as many iterations as are called for.
+    """A training run on a vector env.
 
     Attributes:
-        clock: Where the time has gone since it began.
-        returns: Of the episodes that have ended, where envs tell them (RecordEpisodeStatistics).
-        steps: Env steps made; resets are none.
+        clock: Seconds of each part since the start.
+        returns: Returns of ended episodes, if envs report them (RecordEpisodeStatistics).
+        steps: Number of env steps, without resets.
     """
 
     def __init__(self, envs: Any, seed: int) -> None:
@@ -116,11 +116,11 @@ class Learner:
         self.clock = Clock()
 
     def weights(self) -> float:
-        """The sum of all weights: equal for runs that have learned the same."""
+        """The sum of all weights, which is equal for runs that have learned the same."""
         return float(sum(part.detach().double().sum() for part in self._parameters()))
 
     def digest(self) -> str:
-        """Of the learning curve: of each episode's return."""
+        """A digest of the learning curve: of all episodes' returns."""
         return hashlib.sha256(np.asarray(self.returns, np.float64).tobytes()).hexdigest()[:12]
 
     def iterate(self) -> None:
@@ -130,13 +130,13 @@ class Learner:
     def _parameters(self) -> list[Any]:
         raise NotImplementedError
 
-    def _record(self, infos: dict[str, Any]) -> None:
+    def _add_returns(self, infos: dict[str, Any]) -> None:
         if "_episode" in infos:
             self.returns += infos["episode"]["r"][infos["_episode"]].tolist()
 
 
 def network(inputs: int, width: int, outputs: int, gain: float, activation: Any = nn.Tanh) -> Any:
-    """Two hidden layers, initialised orthogonally."""
+    """A network of two hidden layers, initialised orthogonally."""
     layers: list[Any] = []
     for size, wide, scale in ((inputs, width, 2**0.5), (width, width, 2**0.5)):
         layers += [_initialised(nn.Linear(size, wide), scale), activation()]
@@ -180,12 +180,12 @@ class _Agent:
             inputs = math.prod(observations.shape)
             policy = network(inputs, _WIDTH, outputs, 0.01)
             self._parts = nn.ModuleList([policy, network(inputs, _WIDTH, 1, 1.0)])
-        self._parts.to(device)  # the same weights at first, wherever they are
+        self._parts.to(device)  # moved afterwards, so that initial weights are the same anywhere
         self._log_std = nn.Parameter(torch.zeros(0 if self.discrete else outputs, device=device))
         self.parameters = [*self._parts.parameters(), self._log_std]
 
     def __call__(self, observations: Any) -> tuple[Any, Any]:
-        """The policy's distributions, and values."""
+        """Computes the policy's distributions, and values."""
         *trunk, policy, value = self._parts
         if trunk:
             observations = trunk[0](observations.float() / 255)
@@ -199,8 +199,8 @@ class _Agent:
 
 
 @dataclass
-class _Kept:
-    """What was met, ``(num_steps, num_envs, ...)`` each."""
+class _Transitions:
+    """Arrays ``(num_steps, num_envs, ...)`` of what was collected."""
 
     observations: Any
     actions: Any
@@ -209,7 +209,7 @@ class _Kept:
     rewards: Any
     terminations: Any
     ends: Any
-    was_over: Any  # the step was a reset, as the mode NEXT_STEP makes them
+    is_reset: Any  # whether the step was a reset, as in the mode NEXT_STEP
 
 
 class PPO(Learner):
@@ -230,12 +230,13 @@ class PPO(Learner):
 
         Args:
             envs: A vector env.
-            recipe: What to do.
-            seed: Of the learner and the envs.
-            rollouts: Workers write where the learner reads: ``ShmVectorEnv.rollout``.
-            pipeline: So they do, and step some envs while the policy computes: ``Pipeline``.
-            device: Where the networks are, and what they learn from.
-            threads: Torch's; None: they are left alone.
+            recipe: The parameters.
+            seed: Seed of the learner and the envs.
+            rollouts: Whether workers write where the learner reads: ``ShmVectorEnv.rollout``.
+            pipeline: Whether they do so, and step some envs while the policy computes, by
+                ``Pipeline``.
+            device: Device of the networks and of their data.
+            threads: Torch's threads; None: as they are.
         """
         super().__init__(envs, seed)
         self._recipe, self._threads = recipe, threads
@@ -248,48 +249,48 @@ class PPO(Learner):
         )
         self._copies = self._empty()
         observations, _ = envs.reset(seed=seed)
-        self._observations = self._moved(observations)
+        self._observations = self._to_device(observations)
         self._over = torch.zeros(recipe.num_envs, dtype=torch.bool, device=self._device)
-        self._collect = self._into_rollouts if rollouts else self._with_copies
+        self._collect = self._collect_rollout if rollouts else self._collect_copies
         if pipeline:
-            self._pipeline = Pipeline(envs, self._answer, device=self._device)
-            self._collect = self._by_pipeline
+            self._pipeline = Pipeline(envs, self._pipeline_policy, device=self._device)
+            self._collect = self._collect_by_pipeline
         self.clock.resume()
 
     def iterate(self) -> None:
         """Collects once, and learns from it."""
-        self._use(self._threads.collecting if self._threads else None)
-        kept = self._collect()
-        self.steps += int((~kept.was_over).sum())
+        self._set_threads(self._threads.collecting if self._threads else None)
+        transitions = self._collect()
+        self.steps += int((~transitions.is_reset).sum())
         self.clock("handling")
-        self._use(self._threads.learning if self._threads else None)
-        self._learn(kept)
+        self._set_threads(self._threads.learning if self._threads else None)
+        self._learn(transitions)
         if not self._on_host:
             torch.cuda.synchronize(self._device)
         self.clock("learning")
 
     @staticmethod
-    def _use(threads: int | None) -> None:
+    def _set_threads(threads: int | None) -> None:
         if threads is not None and threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 
     def _parameters(self) -> list[Any]:
         return self._agent.parameters
 
-    def _moved(self, batch: Any) -> Any:
-        """A tensor where the networks are; on the CPU of the same memory."""
+    def _to_device(self, batch: Any) -> Any:
+        """A tensor on the networks' device; on the CPU it shares the array's memory."""
         return torch.as_tensor(batch).to(self._device)
 
-    def _empty(self) -> _Kept:
+    def _empty(self) -> _Transitions:
         shape = self._recipe.num_steps, self._recipe.num_envs
 
         def zeros(size: tuple[int, ...], kind: Any) -> Any:
             return torch.zeros(*shape, *size, dtype=kind, device=self._device)
 
-        seen, acted = self._envs.single_observation_space, self._envs.single_action_space
-        return _Kept(
-            zeros(seen.shape, torch.uint8 if self._agent.images else torch.float32),
-            zeros(acted.shape, torch.int64 if self._agent.discrete else torch.float32),
+        observations, actions = self._envs.single_observation_space, self._envs.single_action_space
+        return _Transitions(
+            zeros(observations.shape, torch.uint8 if self._agent.images else torch.float32),
+            zeros(actions.shape, torch.int64 if self._agent.discrete else torch.float32),
             *(zeros((), torch.float32) for _ in range(4)),
             *(zeros((), torch.bool) for _ in range(2)),
         )
@@ -300,59 +301,68 @@ class PPO(Learner):
             actions = policy.sample()
             return actions, policy.log_prob(actions), values
 
-    def _with_copies(self) -> _Kept:
-        """Keeps copies of each step's results."""
-        kept, clock = self._copies, self.clock
+    def _collect_copies(self) -> _Transitions:
+        """Collects by copying each step's results."""
+        transitions, clock = self._copies, self.clock
         for t in range(self._recipe.num_steps):
-            kept.observations[t], kept.was_over[t] = self._observations, self._over
+            transitions.observations[t], transitions.is_reset[t] = self._observations, self._over
             clock("handling")
             actions, log_probs, values = self._act(self._observations)
             clock("policy")
-            kept.actions[t], kept.log_probs[t], kept.values[t] = actions, log_probs, values
+            transitions.actions[t], transitions.log_probs[t], transitions.values[t] = (
+                actions,
+                log_probs,
+                values,
+            )
             clock("handling")
             actions = actions.cpu().numpy()
             clock("policy")
             results = self._envs.step(actions)
             clock("env")
             observations, rewards, terminations, truncations, infos = results
-            self._observations = self._moved(observations)
-            self._over = self._moved(terminations | truncations)
-            kept.rewards[t] = self._moved(rewards)
-            kept.terminations[t], kept.ends[t] = self._moved(terminations), self._over
-            self._record(infos)
-        return kept
+            self._observations = self._to_device(observations)
+            self._over = self._to_device(terminations | truncations)
+            transitions.rewards[t] = self._to_device(rewards)
+            transitions.terminations[t], transitions.ends[t] = (
+                self._to_device(terminations),
+                self._over,
+            )
+            self._add_returns(infos)
+        return transitions
 
-    def _into_rollouts(self) -> _Kept:
-        """Learns from where workers have written."""
+    def _collect_rollout(self) -> _Transitions:
+        """Collects by rollouts, into which workers write."""
         clock = self.clock
         rollout = self._envs.rollout(self._recipe.num_steps, pin=not self._on_host)
-        written = torch.from_numpy(rollout.observations)
-        observations = written[:-1] if self._on_host else self._copies.observations
+        shared = torch.from_numpy(rollout.observations)
+        observations = shared[:-1] if self._on_host else self._copies.observations
         log_probs, values = self._copies.log_probs, self._copies.values
         for t in range(self._recipe.num_steps):
             if not self._on_host:
-                observations[t].copy_(written[t], non_blocking=True)
+                observations[t].copy_(shared[t], non_blocking=True)
             clock("handling")
             actions, log_probs[t], values[t] = self._act(observations[t])
             actions = actions.cpu().numpy()
             clock("policy")
             infos = rollout.step(actions)
             clock("env")
-            self._record(infos)
-        self._observations = self._moved(written[-1])
-        return self._kept(rollout, observations, log_probs, values)
+            self._add_returns(infos)
+        self._observations = self._to_device(shared[-1])
+        return self._from_rollout(rollout, observations, log_probs, values)
 
-    def _by_pipeline(self) -> _Kept:
-        """Learns from what a pipeline has collected."""
+    def _collect_by_pipeline(self) -> _Transitions:
+        """Collects by a pipeline."""
         rollout = self._pipeline.collect(self._recipe.num_steps)
         self.clock("env")
         for infos in rollout.infos:
-            self._record(infos)
+            self._add_returns(infos)
         extras = rollout.extras
         self._observations = rollout.observations[-1]
-        return self._kept(rollout, rollout.observations[:-1], extras["log_probs"], extras["values"])
+        return self._from_rollout(
+            rollout, rollout.observations[:-1], extras["log_probs"], extras["values"]
+        )
 
-    def _answer(self, observations: Any, env_ids: Any) -> tuple[Any, dict[str, Any]]:
+    def _pipeline_policy(self, observations: Any, env_ids: Any) -> tuple[Any, dict[str, Any]]:
         """The pipeline's policy."""
         self.clock("env")
         actions, log_probs, values = self._act(observations)
@@ -360,52 +370,58 @@ class PPO(Learner):
         self.clock("policy")
         return actions, {"log_probs": log_probs, "values": values}
 
-    def _kept(self, rollout: Any, observations: Any, log_probs: Any, values: Any) -> _Kept:
-        """What a rollout holds, where the networks are."""
-        terminations = self._moved(rollout.terminations)
-        over = terminations | self._moved(rollout.truncations)
-        return _Kept(
+    def _from_rollout(
+        self, rollout: Any, observations: Any, log_probs: Any, values: Any
+    ) -> _Transitions:
+        """Moves a rollout to the networks' device."""
+        terminations = self._to_device(rollout.terminations)
+        over = terminations | self._to_device(rollout.truncations)
+        return _Transitions(
             observations,
-            self._moved(rollout.actions),
+            self._to_device(rollout.actions),
             log_probs,
             values,
-            self._moved(rollout.rewards[1:]).float(),
+            self._to_device(rollout.rewards[1:]).float(),
             terminations[1:].float(),
             over[1:],
             over[:-1],
         )
 
-    def _advantages(self, kept: _Kept, last: Any) -> Any:
+    def _advantages(self, transitions: _Transitions, last: Any) -> Any:
         """Generalised advantages; sums stop where an episode ends."""
         recipe = self._recipe
-        following = torch.cat([kept.values[1:], last[None]])
-        deltas = kept.rewards + _GAMMA * following * (1 - kept.terminations) - kept.values
-        carries = _GAMMA * _LAMBDA * (~kept.ends).float()
-        advantages, carried = torch.empty_like(deltas), torch.zeros_like(last)
+        following = torch.cat([transitions.values[1:], last[None]])
+        deltas = (
+            transitions.rewards
+            + _GAMMA * following * (1 - transitions.terminations)
+            - transitions.values
+        )
+        decays = _GAMMA * _LAMBDA * (~transitions.ends).float()
+        advantages, advantage = torch.empty_like(deltas), torch.zeros_like(last)
         for t in reversed(range(recipe.num_steps)):
-            advantages[t] = carried = deltas[t] + carries[t] * carried
+            advantages[t] = advantage = deltas[t] + decays[t] * advantage
         return advantages
 
-    def _learn(self, kept: _Kept) -> None:
-        """Some epochs of minibatches."""
+    def _learn(self, transitions: _Transitions) -> None:
+        """Learns by epochs of minibatches."""
         recipe, agent = self._recipe, self._agent
         with torch.no_grad():
-            advantages = self._advantages(kept, agent(self._observations)[1])
-        rows = torch.nonzero(~kept.was_over.flatten())[:, 0]
-        observations = kept.observations.flatten(0, 1)[rows]
+            advantages = self._advantages(transitions, agent(self._observations)[1])
+        rows = torch.nonzero(~transitions.is_reset.flatten())[:, 0]
+        observations = transitions.observations.flatten(0, 1)[rows]
         if not agent.images:
             observations = observations.float()
-        actions = kept.actions.flatten(0, 1)[rows]
-        old_log_probs, old_values, gains = (
-            part.flatten()[rows] for part in (kept.log_probs, kept.values, advantages)
+        actions = transitions.actions.flatten(0, 1)[rows]
+        old_log_probs, old_values, advantages = (
+            part.flatten()[rows] for part in (transitions.log_probs, transitions.values, advantages)
         )
-        returns = gains + old_values
+        returns = advantages + old_values
         size = max(2, -(-len(rows) // recipe.minibatches))
         for _ in range(recipe.epochs):
             for batch in torch.randperm(len(rows)).to(self._device).split(size):
                 policy, values = agent(observations[batch])
                 ratio = (policy.log_prob(actions[batch]) - old_log_probs[batch]).exp()
-                gain = gains[batch]
+                gain = advantages[batch]
                 gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
                 surrogate = torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
                 loss = (
@@ -435,21 +451,21 @@ class OffPolicy(Learner):
 
         Args:
             envs: A vector env.
-            waits: It calls ``step`` before it learns; else ``step_async``.
-            threads: Torch's.
-            seed: Of the learner and the env.
-            replay: A shmvec.Replay of them, from which it learns; None: from what it copies.
+            waits: Whether it calls ``step`` before it learns; else it calls ``step_async``.
+            threads: Torch's threads.
+            seed: Seed of the learner and the env.
+            replay: A shmvec.Replay of the envs to learn from; None: it learns from copies.
         """
         torch.set_num_threads(threads)
         super().__init__(envs, seed)
         self._random = np.random.default_rng(seed)
         self._waits, self._replay = waits, replay
-        self._make(envs.single_observation_space, envs.single_action_space)
+        self._make_networks(envs.single_observation_space, envs.single_action_space)
         size, actions = envs.single_observation_space.shape, envs.single_action_space
         kind = np.uint8 if len(size) == 3 else np.float32
-        self._met = {
+        self._buffer = {
             "observations": np.zeros((BUFFER, *size), kind),
-            "following": np.zeros((BUFFER, *size), kind),
+            "next_observations": np.zeros((BUFFER, *size), kind),
             "actions": np.zeros((BUFFER, *actions.shape), actions.dtype),
             "rewards": np.zeros(BUFFER, np.float32),
             "terminations": np.zeros(BUFFER, np.float32),
@@ -471,53 +487,53 @@ class OffPolicy(Learner):
         clock("env")
         for _ in range(envs.num_envs):
             if self.steps >= self.learning_starts:
-                self._learn(self._batch)
+                self._learn(self._sample)
             self._iterations += 1
         clock("learning")
         if not self._waits:
             results = envs.step_wait()
         clock("env")
         observations, rewards, terminations, truncations, infos = results
-        stepped = np.flatnonzero(~self._over)  # of the others this was the reset
+        stepped = np.flatnonzero(~self._over)  # the others were reset
         if self._replay is None:
             rows = (self.steps + np.arange(len(stepped))) % BUFFER
             for name, values in (
                 ("observations", self._observations),
-                ("following", observations),
+                ("next_observations", observations),
                 ("actions", actions),
                 ("rewards", rewards),
                 ("terminations", terminations),
             ):
-                self._met[name][rows] = values[stepped]
+                self._buffer[name][rows] = values[stepped]
         self.steps += len(stepped)
         self._over = terminations | truncations
         self._observations = observations
-        self._record(infos)
+        self._add_returns(infos)
         clock("handling")
 
-    def _batch(self) -> dict[str, Any]:
-        """What was met, at random."""
+    def _sample(self) -> dict[str, Any]:
+        """Samples a batch of earlier steps."""
         if self._replay is not None:
-            drawn = self._replay.sample(self.batch_size, device="cpu")
-            kind = torch.from_numpy(self._met["observations"]).dtype
+            batch = self._replay.sample(self.batch_size, device="cpu")
+            kind = torch.from_numpy(self._buffer["observations"]).dtype
             return {
-                "observations": drawn.observations.to(kind),
-                "following": drawn.next_observations.to(kind),
-                "actions": drawn.actions,
-                "rewards": drawn.rewards,
-                "terminations": drawn.terminations.float(),
+                "observations": batch.observations.to(kind),
+                "next_observations": batch.next_observations.to(kind),
+                "actions": batch.actions,
+                "rewards": batch.rewards,
+                "terminations": batch.terminations.float(),
             }
         rows = self._random.integers(min(self.steps, BUFFER), size=self.batch_size)
-        return {name: torch.from_numpy(met[rows]) for name, met in self._met.items()}
+        return {name: torch.from_numpy(array[rows]) for name, array in self._buffer.items()}
 
-    def _make(self, observations: Any, actions: Any) -> None:
+    def _make_networks(self, observations: Any, actions: Any) -> None:
         """Makes the networks."""
         raise NotImplementedError
 
     def _act(self, observations: Any) -> Any:
         raise NotImplementedError
 
-    def _learn(self, batch: Callable[[], dict[str, Any]]) -> None:
+    def _learn(self, sample: Callable[[], dict[str, Any]]) -> None:
         raise NotImplementedError
 
 
@@ -525,14 +541,14 @@ class DQN(OffPolicy):
     """Learns from a batch every ten steps.
 
     Attributes:
-        every: How many steps it makes between two batches.
-        exploration: In so many steps it goes from random actions to its own.
+        every: Number of steps between two batches.
+        exploration: Number of steps in which random actions become rare.
     """
 
     every, exploration = 10, 5_000
 
-    def _make(self, observations: Any, actions: Any) -> None:
-        self._actions = int(actions.n)
+    def _make_networks(self, observations: Any, actions: Any) -> None:
+        self._num_actions = int(actions.n)
         self._net = self._network(observations.shape)
         self._target = copy.deepcopy(self._net)
         self._optimizer = torch.optim.Adam(self._net.parameters(), lr=2.5e-4)
@@ -541,26 +557,26 @@ class DQN(OffPolicy):
         return list(self._net.parameters())
 
     def _network(self, shape: tuple[int, ...]) -> Any:
-        return network(shape[0], 120, self._actions, 1.0, nn.ReLU)
+        return network(shape[0], 120, self._num_actions, 1.0, nn.ReLU)
 
     def _act(self, observations: Any) -> Any:
         n = len(observations)
         exploring = self._random.random(n) < max(0.05, 1 - self.steps / self.exploration)
-        chosen = self._random.integers(self._actions, size=n)
+        actions = self._random.integers(self._num_actions, size=n)
         if not exploring.all():
             with torch.no_grad():
                 best = self._net(torch.as_tensor(observations)).argmax(1).numpy()
-            chosen[~exploring] = best[~exploring]
-        return chosen
+            actions[~exploring] = best[~exploring]
+        return actions
 
-    def _learn(self, batch: Callable[[], dict[str, Any]]) -> None:
+    def _learn(self, sample: Callable[[], dict[str, Any]]) -> None:
         if self._iterations % self.every:
             return
-        met = batch()
+        batch = sample()
         with torch.no_grad():
-            best = self._target(met["following"]).amax(1)
-            targets = met["rewards"] + _GAMMA * best * (1 - met["terminations"])
-        values = self._net(met["observations"]).gather(1, met["actions"][:, None])[:, 0]
+            best = self._target(batch["next_observations"]).amax(1)
+            targets = batch["rewards"] + _GAMMA * best * (1 - batch["terminations"])
+        values = self._net(batch["observations"]).gather(1, batch["actions"][:, None])[:, 0]
         self._optimizer.zero_grad()
         nn.functional.mse_loss(values, targets).backward()
         self._optimizer.step()
@@ -574,12 +590,12 @@ class _Scaled(nn.Module):
 
 
 class PixelDQN(DQN):
-    """Learns from stacked frames, as Mnih et al. do: from a batch of 32 every four steps."""
+    """Learns from stacked frames, as in Mnih et al.: from a batch of 32 every four steps."""
 
     batch_size, every = 32, 4
 
     def _network(self, shape: tuple[int, ...]) -> Any:
-        return nn.Sequential(_Scaled(), convolutions(shape[0]), nn.Linear(512, self._actions))
+        return nn.Sequential(_Scaled(), convolutions(shape[0]), nn.Linear(512, self._num_actions))
 
 
 class SAC(OffPolicy):
@@ -588,12 +604,12 @@ class SAC(OffPolicy):
     batch_size = 256
     learning_starts = 100
 
-    def _make(self, observations: Any, actions: Any) -> None:
-        self._actions = actions.shape[0]
+    def _make_networks(self, observations: Any, actions: Any) -> None:
+        self._num_actions = actions.shape[0]
         inputs = observations.shape[0]
-        self._policy = network(inputs, 256, 2 * self._actions, 1.0, nn.ReLU)
+        self._policy = network(inputs, 256, 2 * self._num_actions, 1.0, nn.ReLU)
         self._critics = nn.ModuleList(
-            network(inputs + self._actions, 256, 1, 1.0, nn.ReLU) for _ in range(2)
+            network(inputs + self._num_actions, 256, 1, 1.0, nn.ReLU) for _ in range(2)
         )
         self._targets = copy.deepcopy(self._critics)
         self._log_alpha = nn.Parameter(torch.zeros(1))
@@ -617,12 +633,12 @@ class SAC(OffPolicy):
 
     def _act(self, observations: Any) -> Any:
         if self.steps < self.learning_starts:
-            return self._random.uniform(-1, 1, (1, self._actions)).astype(np.float32)
+            return self._random.uniform(-1, 1, (1, self._num_actions)).astype(np.float32)
         with torch.no_grad():
             return self._draw(torch.as_tensor(observations).float())[0].numpy()
 
-    def _learn(self, batch: Callable[[], dict[str, Any]]) -> None:
-        met = batch()
+    def _learn(self, sample: Callable[[], dict[str, Any]]) -> None:
+        batch = sample()
         alpha = self._log_alpha.exp().detach()
 
         def values(critics: Any, observations: Any, actions: Any) -> Any:
@@ -630,21 +646,24 @@ class SAC(OffPolicy):
             return torch.stack([critic(inputs)[:, 0] for critic in critics])
 
         with torch.no_grad():
-            actions, log_probs = self._draw(met["following"])
-            best = values(self._targets, met["following"], actions).amin(0) - alpha * log_probs
-            targets = met["rewards"] + _GAMMA * (1 - met["terminations"]) * best
-        errors = values(self._critics, met["observations"], met["actions"]) - targets
+            actions, log_probs = self._draw(batch["next_observations"])
+            best = (
+                values(self._targets, batch["next_observations"], actions).amin(0)
+                - alpha * log_probs
+            )
+            targets = batch["rewards"] + _GAMMA * (1 - batch["terminations"]) * best
+        errors = values(self._critics, batch["observations"], batch["actions"]) - targets
         self._critic_optimizer.zero_grad()
         errors.square().mean(1).sum().backward()
         self._critic_optimizer.step()
         for _ in range(2 * (self._iterations % 2 == 0)):  # every other step, twice
-            actions, log_probs = self._draw(met["observations"])
-            best = values(self._critics, met["observations"], actions).amin(0)
+            actions, log_probs = self._draw(batch["observations"])
+            best = values(self._critics, batch["observations"], actions).amin(0)
             self._policy_optimizer.zero_grad()
             (alpha * log_probs - best).mean().backward()
             self._policy_optimizer.step()
             self._alpha_optimizer.zero_grad()
-            missing = log_probs.detach() - self._actions  # of the entropy that is wanted
+            missing = log_probs.detach() - self._num_actions  # to the target entropy
             (-self._log_alpha.exp() * missing).mean().backward()
             self._alpha_optimizer.step()
             alpha = self._log_alpha.exp().detach()

@@ -1,38 +1,37 @@
-"""ShmVectorEnv beside every other system that is installed, over envs of all speeds and settings.
+"""ShmVectorEnv and every other system that is installed, with envs of all speeds and settings.
 
     python benchmarks/matrix.py settings                     # all of it: hours
     python benchmarks/matrix.py settings --workload Noop Work-20 --num-envs 8 --compute 0
     python benchmarks/matrix.py settings --adapter sb3 --num-workers --policy
     python benchmarks/matrix.py cores --json cores.json      # by itself, in at most 25 minutes
     python benchmarks/matrix.py cores --json cores.json --show
-    python benchmarks/matrix.py gymnasium                    # by Gymnasium's own ruler
+    python benchmarks/matrix.py gymnasium                    # by Gymnasium's own benchmark
     python benchmarks/plot.py cores.json --out figures
 
-settings: a cell is a workload, a number of envs and what the parent computes between steps. In it
-all contenders take turns, in one run: ShmVectorEnv with its defaults, with each number of workers
-and each wait policy asked for, and the systems of benchmarks/contenders.py that are named, by
-default the vector envs. `bound, k` are k processes that step without any communication. One that is
-not installed is left out, by name. Given are medians over the rounds: the batch step, env steps a
-second, their share of the limit (free-running loops, one a core), and CPU-seconds (parent and
-workers) per million env steps. The spread is that of the whole cycle of step and computing. At the
-end, `lost` names the cells in which a Python peer was faster than ShmVectorEnv's defaults, and
-`policy` those in which a fixed wait policy was, by more than 10 %. Compared is the whole cycle:
-waiting workers may slow the parent's computing down.
+settings: a cell is a workload, a number of envs and the time that the parent computes between
+steps. All contenders of a cell take turns in one run: ShmVectorEnv with its defaults, with the
+given numbers of workers and wait policies, and the given systems of benchmarks/contenders.py, by
+default the vector envs. `bound, k` are k processes that step without any communication. Systems
+that are not installed are left out and named. The table has medians over the rounds: the batch
+step, env steps a second, their share of the limit (free-running loops, one a core), and CPU-seconds
+(parent and workers) per million env steps. The spread is that of the whole cycle of step and
+computing. At the end, `lost` names the cells in which a Python peer was faster than ShmVectorEnv's
+defaults, and `policy` those in which a fixed wait policy was faster by more than 10 %. The whole
+cycle is compared, because waiting workers may slow the parent's computing down.
 
-cores: on as many cores as are named and this process may use, each by an affinity, the cores of one
-NUMA node after those of another. There are --envs-per-core envs, at least 8, or --num-envs. In each
-cell (cores, workload and envs) every contender is started, alternates with the limit every 50 ms,
-and is closed before the next one starts: so many processes need not fit into memory together. The
-table has the best setting of each system; one that can not do it has a row that says why. Time is
-given out evenly to the cells that are left, and in a cell to its contenders, the first setting of
-each system before second ones: with too little, rounds are shorter, and what is left of a cell
-whose time is over is left out, by name, and the script fails in the end. What --json's file has of
-other cells and systems stays there, if machine and versions are the same: so it can be made in
-parts.
+cores: on the given numbers of cores, as far as this process may use them, each by an affinity, and
+filling one NUMA node after the other. There are --envs-per-core envs, at least 8, or --num-envs. In
+each cell (cores, workload and envs) every contender is started, alternates with the limit every
+50 ms, and is closed before the next one starts, so their processes need not fit into memory
+together. The table has the best setting of each system; if a system fails, its row says why. Time
+is divided evenly among the remaining cells, and in a cell among its contenders, the first setting
+of each system before second ones. With too little time, rounds are shorter; contenders that get
+none are left out and named, and the script fails in the end. Results of other cells and systems
+stay in --json's file if machine and versions are the same, so it can be made in parts.
 
-gymnasium: what anybody can measure without us, `gymnasium.utils.performance.benchmark_vector_step`
-of Gymnasium 1.4: the same by turns for ShmVectorEnv and Gymnasium's vector envs. It samples actions
-while it measures.
+gymnasium: `gymnasium.utils.performance.benchmark_vector_step` of Gymnasium 1.4, which anybody can
+run without us, by turns for ShmVectorEnv and Gymnasium's vector envs. It samples actions while it
+measures.
 """
 
 from __future__ import annotations
@@ -50,7 +49,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from contenders import ADAPTERS, CPP, HERE, OURS, PEERS, SINGLES, Bound, Start, apart, ours, systems
+from contenders import (
+    ADAPTERS,
+    CPP,
+    IN_PROCESS,
+    OURS,
+    PEERS,
+    SINGLES,
+    Bound,
+    Start,
+    apart,
+    ours,
+    systems,
+)
 from gymnasium.utils import performance
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from harness import (
@@ -74,14 +85,14 @@ from shmvec._commands.measuring import (
     Result,
     Slice,
     Stepper,
-    alternated,
+    alternate,
     cells,
-    described,
-    line,
+    describe_machine,
     machine,
     race,
+    table_line,
 )
-from shmvec._cores import WAIT_POLICIES, descendants, usable_cores
+from shmvec._cores import WAIT_POLICIES, descendant_ids, usable_cores
 
 Say = Callable[[str], object]
 
@@ -94,10 +105,10 @@ class Watched:
     """A contender whose parent computes between batch steps, and whose CPU time is read."""
 
     def __init__(self, start: Start, compute: Compute | None) -> None:
-        """Starts it."""
-        before = descendants(os.getpid())
+        """Starts the contender."""
+        before = descendant_ids(os.getpid())
         self._contender = start()
-        self._processes = set(descendants(os.getpid())).difference(before)
+        self._processes = set(descendant_ids(os.getpid())).difference(before)
         self._turns: list[tuple[float, float]] = []  # CPU-seconds, env steps
         self._batches, self._computed, self._compute = 0, 0.0, compute
         self.close = self._contender.close
@@ -112,7 +123,7 @@ class Watched:
         return ends
 
     def run(self, seconds: float) -> Slice:
-        """One turn."""
+        """Takes a turn."""
         before, self._batches, self._computed = self._used(), 0, 0.0
         one: Slice = self._contender.run(seconds)
         steps = one.steps_per_s * one.batch_us * self._batches / 1e6
@@ -123,13 +134,13 @@ class Watched:
         return time.process_time() + cpu_s(self._processes)
 
     def cpu_s_per_million(self) -> float:
-        """Of all turns together, without the warm-up; 0 of those whose batches are not counted."""
+        """CPU-seconds per million steps, without the warm-up; 0 if batches are not counted."""
         used, steps = map(sum, zip(*self._turns[1:], strict=True))
         return 1e6 * used / steps if steps else 0.0
 
 
 def contenders(workload: str, n: int, options: argparse.Namespace) -> dict[str, Start]:
-    """All that take part, by name."""
+    """The functions that start all contenders, by name."""
     fns = WORKLOADS[workload].fns(n)
     starts: dict[str, Start] = {OURS: partial(ours, fns)}
     counts = sorted({min(int(count), n) for count in options.num_workers if count != "N"})
@@ -151,7 +162,7 @@ def contenders(workload: str, n: int, options: argparse.Namespace) -> dict[str, 
 def measured(
     workload: str, n: int, compute_us: float, options: argparse.Namespace, left_out: dict[str, str]
 ) -> list[Row]:
-    """One cell."""
+    """Measures one cell."""
     compute = Compute(compute_us) if compute_us else None
     watched: dict[str, Watched] = {}
 
@@ -159,7 +170,7 @@ def measured(
         watched.update({name: one for name, one in running.items() if name != LIMIT})
 
     loops = n if workload == ASLEEP else usable_cores()
-    starts: dict[str, Callable[[], Any]] = {LIMIT: partial(Limit, WORKLOADS[workload].makes, loops)}
+    starts: dict[str, Callable[[], Any]] = {LIMIT: partial(Limit, WORKLOADS[workload].kinds, loops)}
     for name, start in contenders(workload, n, options).items():
         starts[name] = partial(Watched, start, compute)
     results = race(starts, options.seconds, left_out=left_out, started=started)
@@ -179,7 +190,7 @@ def measured(
 
 
 def lost(rows: list[Row]) -> Iterator[str]:
-    """Cells in which a Python peer was faster, or a fixed policy by more than 10 %."""
+    """Describes cells in which a Python peer was faster, or a fixed policy by more than 10 %."""
     factors = dict.fromkeys(PEERS, 1.0) | {f"{OURS}, {policy}": 1.1 for policy in WAIT_POLICIES}
     ours = {tuple(row[key] for key in CELL): row for row in rows if row["system"] == OURS}
     for row in rows:
@@ -195,9 +206,9 @@ def lost(rows: list[Row]) -> Iterator[str]:
 
 
 def settings(options: argparse.Namespace) -> None:
-    """All cells."""
+    """Measures all cells, and prints the table."""
     setup = {**machine(), "libraries": versions()}
-    print(described(setup))
+    print(describe_machine(setup))
     columns = "workload", "envs", "parent, µs", "system", "batch, µs", "spread", "steps/s"
     print("", heading(*columns, "of the limit", "CPU s/10⁶"), sep="\n")
     rows: list[Row] = []
@@ -210,7 +221,7 @@ def settings(options: argparse.Namespace) -> None:
         rows += cell
         for row in cell:
             shown = row["workload"], row["num_envs"], f"{row['compute_us']:.0f}", row["system"]
-            print(line(*shown, *cells(row), f"{row['cpu_s_per_million']:,.1f}"), flush=True)
+            print(table_line(*shown, *cells(row), f"{row['cpu_s_per_million']:,.1f}"), flush=True)
         write_results(options.json, {"machine": setup, "left_out": left_out, "rows": rows})
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")
@@ -222,7 +233,7 @@ def settings(options: argparse.Namespace) -> None:
 
 NODES = Path("/sys/devices/system/node")
 ROUNDS = 5
-LEAST_S = 0.05  # of a round
+MIN_ROUND_S = 0.05
 WARM_UP_S = 0.1
 NO_TIME = "no time"
 
@@ -246,7 +257,7 @@ def _unable(why: str) -> Any:
 def alone(
     workload: str, n: int, options: argparse.Namespace
 ) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """What starts each system: the first setting of each, then the second ones."""
+    """Yields functions that start the systems: the first setting of each, then the second ones."""
     known = systems(workload, n)
     asked = options.system or [name for name in known if name not in NOT_ON_CORES]
     if missing := WORKLOADS[workload].missing():
@@ -259,13 +270,13 @@ def alone(
                 yield name, "", partial(_unable, why)
             for setting, start in list(known[name].items())[number : number + 1]:
                 python = options.python.get(name, sys.executable)
-                yield name, setting, start if name in HERE else partial(apart, start, python)
+                yield name, setting, start if name in IN_PROCESS else partial(apart, start, python)
 
 
 def cell(
     workload: str, n: int, options: argparse.Namespace, deadline: float, say: Say
 ) -> Iterator[list[Row]]:
-    """All contenders, one after the other, until the deadline: all rows so far, after each."""
+    """Measures contenders one after the other until the deadline; yields all rows after each."""
     every = list(alone(workload, n, options))
     rows: list[Row] = []
     with contextlib.closing(
@@ -277,33 +288,34 @@ def cell(
             rows.append(row)
             begin = time.perf_counter()
             share = (deadline - begin) / (len(every) - number)
-            if share < 2 * ROUNDS * LEAST_S:
+            if share < 2 * ROUNDS * MIN_ROUND_S:
                 row["reason"] = NO_TIME
                 yield rows
                 continue
             try:
-                it, theirs = _beside(start, limit, begin + share, options.seconds)
-            except Exception as error:  # whatever a peer can not do
+                result, reference = _with_limit(start, limit, begin + share, options.seconds)
+            except Exception as error:  # whatever a peer cannot do
                 row["reason"] = next(iter(str(error).splitlines()), type(error).__name__)
             else:
-                row.update({name: round(of, 4) for name, of in it.figures(theirs).items()})
+                figures = result.figures(reference).items()
+                row.update({name: round(value, 4) for name, value in figures})
             yield rows
             say(f"{system} {setting}: {time.perf_counter() - begin:.1f} s")
 
 
-def _beside(
+def _with_limit(
     start: Callable[[], Any], limit: Limit, until: float, seconds: float
 ) -> tuple[Result, Result]:
-    """One contender, and the limit beside it."""
+    """Measures one contender and the limit by turns."""
     with contextlib.closing(start()) as running:
         running.run(WARM_UP_S)
-        left = max(2 * ROUNDS * LEAST_S, min(seconds, until - time.perf_counter()))
-        found = alternated({"it": running, LIMIT: limit}, left / 2, ROUNDS)
+        left = max(2 * ROUNDS * MIN_ROUND_S, min(seconds, until - time.perf_counter()))
+        found = alternate({"it": running, LIMIT: limit}, left / 2, ROUNDS)
         return found["it"], found[LIMIT]
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines: of each system the best setting, or why it has none."""
+    """Yields lines of the table: each system's best setting, or why it has none."""
     workloads = list(WORKLOADS)
     best: dict[tuple[Any, ...], Row] = {}
     for row in rows:
@@ -316,11 +328,11 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     yield heading(*head, "steps/s", "of the limit")
     for _, row in sorted(best.items()):
         shown = [row[name] for name in ("workload", "cores", "numa_nodes", "num_envs", "system")]
-        yield line(*shown, row.get("reason", row["setting"]), *cells(row))
+        yield table_line(*shown, row.get("reason", row["setting"]), *cells(row))
 
 
 def on_cores(options: argparse.Namespace, say: Say) -> Iterator[list[Row]]:
-    """All cells that were asked for: the rows of each so far, after each contender."""
+    """Measures all cells; yields the rows of a cell so far after each contender."""
     begin = time.perf_counter()
     places = nodes()
     order = sorted(places, key=lambda core: (places[core], core))
@@ -350,7 +362,7 @@ def on_cores(options: argparse.Namespace, say: Say) -> Iterator[list[Row]]:
 
 
 def cores(options: argparse.Namespace) -> None:
-    """Measures, or shows what is there."""
+    """Measures, or shows results of a file."""
     options.python = dict(options.python)
     results: dict[str, Any] = {}
     lacking = False
@@ -375,23 +387,23 @@ def cores(options: argparse.Namespace) -> None:
             results["cores"] = merged(results["cores"], rows, key)
             write_results(options.json, results)
     setup = results["machine"]
-    print(f"{described(setup)}, {setup['numa_nodes']} NUMA nodes")
+    print(f"{describe_machine(setup)}, {setup['numa_nodes']} NUMA nodes")
     for system, found in {"": setup["libraries"], **setup["apart"]}.items():
         print(f"{system}: " * bool(system) + ", ".join(map(" ".join, found.items())))
     print("", *table(results["cores"]), sep="\n", flush=True)
     if lacking:
-        sys.exit("there was no time for some of them: see the table")
+        sys.exit("there was no time for some contenders: see the table")
 
 
 # ---- gymnasium -----------------------------------------------------------------------------------
 
 
 def gymnasium(options: argparse.Namespace) -> None:
-    """Prints what Gymnasium's own ruler says."""
+    """Prints the table of Gymnasium's own benchmark."""
     if not hasattr(performance, "benchmark_vector_step"):
         sys.exit("this Gymnasium has no benchmark_vector_step: 1.4 has")
     rows: list[Row] = []
-    print(described(machine()), "", sep="\n")
+    print(describe_machine(machine()), "", sep="\n")
     print(heading("workload", "envs", "system", "steps/s", "spread", "× Async"))
     for workload, n in product(options.workload, options.num_envs):
         kinds: list[Any] = [ShmVectorEnv, AsyncVectorEnv, SyncVectorEnv]
@@ -399,18 +411,18 @@ def gymnasium(options: argparse.Namespace) -> None:
             turns = {}
             for kind in kinds:
                 envs = stack.enter_context(contextlib.closing(kind(WORKLOADS[workload].fns(n))))
-                turns[kind.__name__] = partial(_ruled, envs, options.seconds / options.rounds)
+                turns[kind.__name__] = partial(_benchmark, envs, options.seconds / options.rounds)
             results = in_turns(turns, options.rounds)
         for name, result in results.items():
             rate, times = result.median.steps_per_s, result.ratio(results["AsyncVectorEnv"])
             row = {"workload": workload, "num_envs": n, "system": name, "steps_per_s": rate}
             rows.append({**row, "spread": result.spread, "times_async": times})
             shown = f"{rate:,.0f}", f"{result.spread:.0%}", f"{times:.2f}"
-            print(line(workload, n, name, *shown), flush=True)
+            print(table_line(workload, n, name, *shown), flush=True)
     write_results(options.json, {"machine": machine(), "gymnasium": rows})
 
 
-def _ruled(envs: Any, seconds: Any) -> Slice:
+def _benchmark(envs: Any, seconds: Any) -> Slice:
     rate = performance.benchmark_vector_step(envs, seconds, 0)
     return Slice(1e6 * envs.num_envs / rate, rate)
 
@@ -427,8 +439,8 @@ def _count(text: str) -> str:
     return text
 
 
-def _named(given: str) -> tuple[str, str]:
-    system, _, python = given.rpartition("=")
+def _system_python(text: str) -> tuple[str, str]:
+    system, _, python = text.rpartition("=")
     return system, python
 
 
@@ -462,19 +474,21 @@ def main() -> None:
     one.add_argument(
         "--python",
         action="append",
-        type=_named,
+        type=_system_python,
         default=[],
         metavar="SYSTEM=INTERPRETER",
-        help="one for a system alone, but for ours and Gymnasium's",
+        help="an interpreter for one system, other than ours and Gymnasium's",
     )
-    one.add_argument("--show", action="store_true", help="print what is there, measure nothing")
+    one.add_argument(
+        "--show", action="store_true", help="print the file's results, measure nothing"
+    )
 
-    one = what.add_parser("gymnasium", help="by Gymnasium's own ruler")
+    one = what.add_parser("gymnasium", help="by Gymnasium's own benchmark")
     arguments("", ["CartPole-v1"], [8], 15.0, parser=one)
     one.add_argument("--rounds", type=int, default=3)
 
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # of peers; none of ours
+    warnings.simplefilter("ignore")  # those of peers; shmvec gives none
     {"settings": settings, "cores": cores, "gymnasium": gymnasium}[options.what](options)
 
 

@@ -1,4 +1,4 @@
-"""Some envs step while the parent computes: `shmvec.Pipeline` and partial batches, and lockstep.
+"""`shmvec.Pipeline` and partial batches, which step some envs while others wait, and lockstep.
 
     python benchmarks/pipeline.py                     # all cells: a minute and a half
     python benchmarks/pipeline.py --cell equal dear --seconds 4
@@ -9,29 +9,29 @@
 Systems take turns in one run. Figures are medians of rounds; "× lockstep" is the median ratio of
 the same round.
 
-In each cell 16 envs compute for some time in each step, and the policy for each row that it is
-asked about, or, in "fixed", for each batch: both by counting, so that nothing but a core is needed.
-"equal" policies take as long for all envs as these take for a step in one worker; "cheap" ones a
-tenth, "dear" ones three times as long. "cartpole" is that, with a policy of one line of NumPy.
+In each cell 16 envs compute in each step, and the policy computes for each row (in "fixed", for
+each batch). Both count, so that they need only a core. "equal" policies take as long for all envs
+as these take for a step in one worker, "cheap" ones a tenth, "dear" ones three times as long.
+"cartpole" is CartPole, with a policy of one line of NumPy.
 
-- pipeline: `Pipeline.collect(32)`, which finds out, in its first calls, which are not measured,
-  whether two groups or lockstep are faster;
-- two groups: the same with `deterministic=True`, which has two groups, whatever it costs;
-- lockstep: `ShmVectorEnv.rollout(32)`, the policy asked about all envs at once.
+- pipeline: `Pipeline.collect(32)`, which finds out in its first calls whether two groups or
+  lockstep are faster; these calls are not measured;
+- two groups: the same with `deterministic=True`, which always has two groups;
+- lockstep: `ShmVectorEnv.rollout(32)`, with the policy asked about all envs at once.
 
-The limit cannot be beaten on cores that are not: the policy's work, the envs' divided by the
-workers, or both divided by the cores, whichever is longest.
+The limit is the longest of the policy's work, the envs' work divided by the workers, and both
+divided by the cores.
 
-"network" (not by default: it needs torch) has frames of (4, 84, 84) uint8, and Mnih et al.'s
-network on --device as a policy: beside `Pipeline(device=).collect(32)` the envs alone, stepped in
-lockstep with the same action, and the network alone, asked about a half of the envs, whose
-observations are on the device already. The limit is the slower of the two.
+"network" (not by default, because it needs torch) has frames of (4, 84, 84) uint8, and Mnih et
+al.'s network on --device as a policy. `Pipeline(device=).collect(32)` is compared with the envs
+alone, stepped in lockstep with the same action, and with the network alone, asked about half of the
+envs, with observations that are on the device already. The limit is the slower of these two.
 
 partial: ShmVectorEnv in lockstep, with batches of a half and of a quarter of the envs, and with
-batches of one worker as views (copy=False); and EnvPool's C++ envs with the same batches, where it
-has the env. The parent computes for --compute µs on each batch of *all* envs, so half as long on
-half a batch: that is what a learner's network does. The limit, free-running loops, steps all envs
-equally often: where some are slow, partial batches may exceed it.
+batches of one worker as views (copy=False); and EnvPool's C++ envs with the same batches, if it has
+the env. The parent computes for --compute µs on each batch of *all* envs, and half as long on half
+a batch, like a learner's network. The limit, free-running loops, steps all envs equally often, so
+partial batches may exceed it if some envs are slow.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ from shmvec._commands.measuring import (
     Progress,
     Stepper,
     cells,
-    described,
-    line,
+    describe_machine,
     machine,
     race,
-    vector_env,
+    table_line,
+    vector_env_stepper,
 )
 from shmvec._cores import usable_cores
 
 NUM_ENVS, LENGTH = 16, 32
 FRAMES = (4, 84, 84)
 LOCKSTEP = "lockstep"
-# How long a policy takes for all envs, as a multiple of what these take for a step in one worker.
+# The time of a policy for all envs, divided by that of their step in one worker.
 POLICIES = {"equal": 1, "cheap": 0.1, "dear": 3, "fixed": 0.5, "cartpole": 0}
 
 Policy = Callable[[Any, Any], tuple[Any, dict[str, Any]]]
@@ -79,12 +79,12 @@ Row = dict[str, Any]
 
 
 class Showing(gym.Env[Any, Any]):
-    """Shows what it has made before, after it has computed: episodes never end."""
+    """An env that computes and returns an observation made before; episodes never end."""
 
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, space: gym.spaces.Box, compute: Callable[[], object]) -> None:
-        """Takes what to do in a step."""
+        """Takes the observation space and what to do in a step."""
         self.observation_space, self._compute = space, compute
 
     def reset(
@@ -93,18 +93,19 @@ class Showing(gym.Env[Any, Any]):
         """Draws some observations."""
         super().reset(seed=seed)
         self.observation_space.seed(seed)
-        self._turn, self._shown = 0, [self.observation_space.sample() for _ in range(4)]
-        return self._shown[0], {}
+        self._turn = 0
+        self._observations = [self.observation_space.sample() for _ in range(4)]
+        return self._observations[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Takes its time."""
+        """Computes."""
         self._compute()
         self._turn = (self._turn + 1) % 4
-        return self._shown[self._turn], 1.0, False, False, {}
+        return self._observations[self._turn], 1.0, False, False, {}
 
 
 def busy_policy(compute: Callable[[], object], fixed: bool) -> Policy:
-    """Computes for some time, for each row or for each batch."""
+    """Makes a policy that computes for each row or for each batch."""
 
     def policy(observations: npt.NDArray[np.float32], env_ids: Any) -> Any:
         for _ in range(1 if fixed else len(observations)):
@@ -115,7 +116,7 @@ def busy_policy(compute: Callable[[], object], fixed: bool) -> Policy:
 
 
 def network_policy(device: Any) -> Policy:
-    """Mnih et al.'s network (2015), asked for the most probable actions and for values."""
+    """Makes a policy of Mnih et al.'s network (2015): the most probable actions, and values."""
     import torch
     from torch import nn
 
@@ -133,14 +134,14 @@ def network_policy(device: Any) -> Policy:
 
 
 def envs_of(make: Callable[[], Any], num_envs: int, workers: int) -> shmvec.ShmVectorEnv:
-    """The envs, reset."""
+    """Makes and resets the envs."""
     envs = shmvec.ShmVectorEnv([make] * num_envs, num_workers=workers)
     envs.reset(seed=0)
     return envs
 
 
 def lockstep(make: Callable[[], Any], num_envs: int, workers: int, policy: Policy) -> Calls:
-    """The policy is asked about all envs, then all envs step; what it says besides is kept."""
+    """Asks the policy about all envs, then steps all; stores the policy's values."""
     envs, everyone = envs_of(make, num_envs, workers), np.arange(num_envs)
 
     def collect() -> None:
@@ -157,7 +158,7 @@ def lockstep(make: Callable[[], Any], num_envs: int, workers: int, policy: Polic
 def pipelined(
     make: Callable[[], Any], num_envs: int, workers: int, policy: Policy, **options: Any
 ) -> Calls:
-    """Our subject."""
+    """Collects by a Pipeline."""
     envs = envs_of(make, num_envs, workers)
     collect = partial(shmvec.Pipeline(envs, policy, **options).collect, LENGTH)
     for _ in range(12):
@@ -194,7 +195,7 @@ def on_device(workers: int, num_envs: int, name: str) -> dict[str, Callable[[], 
     device = torch.device(name)
     policy = network_policy(device)
     half = max(1, num_envs // 2)
-    seen = torch.zeros((half, *FRAMES), dtype=torch.uint8, device=device)
+    observations = torch.zeros((half, *FRAMES), dtype=torch.uint8, device=device)
     make = partial(Showing, gym.spaces.Box(0, 255, FRAMES, np.uint8), lambda: None)
 
     def alone() -> Calls:
@@ -208,18 +209,18 @@ def on_device(workers: int, num_envs: int, name: str) -> dict[str, Callable[[], 
         return Calls(collect, envs.close, num_envs=num_envs, batches=LENGTH)
 
     def ask() -> None:
-        policy(seen, None)[0].cpu()  # as the envs need them
+        policy(observations, None)[0].cpu()  # where the envs need the actions
 
     return {
         "pipeline": partial(pipelined, make, num_envs, workers, policy, device=device),
         "envs alone": alone,
-        # A batch of it is half of what the envs' is.
+        # A batch of it has half of the envs.
         "network alone": lambda: Calls(ask, num_envs=num_envs, batches=half / num_envs),
     }
 
 
 def pipelines(options: argparse.Namespace) -> Iterator[Row]:
-    """A row for each system in each cell."""
+    """Yields a row for each system in each cell."""
     for name, workers in product(options.cell, options.workers):
         progress = Progress(sys.stderr, f"{name}, {workers} workers")
         if name == "network":
@@ -246,7 +247,7 @@ def pipelines(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def batches(make: Callable[[], Any], num_envs: int, batch: int, compute_us: float) -> Stepper:
-    """A vector env with ``recv`` and ``send``, whose parent computes between the two."""
+    """A vector env with ``recv`` and ``send``, between which the parent computes."""
     envs = make()
     envs.action_space.seed(0)
     space = getattr(envs, "single_action_space", envs.action_space)
@@ -262,13 +263,13 @@ def batches(make: Callable[[], Any], num_envs: int, batch: int, compute_us: floa
 def batch_contenders(
     workload: str, n: int, compute_us: float, num_workers: int | None
 ) -> dict[str, Callable[[], Stepper]]:
-    """What starts the contenders, by name."""
+    """The functions that start the contenders, by name."""
     fns = WORKLOADS[workload].fns(n)
     workers = min(n, num_workers or usable_cores())
 
     def all_at_once() -> Stepper:
         make = partial(shmvec.ShmVectorEnv, fns, num_workers=workers)
-        return vector_env(make, Compute(compute_us) if compute_us else None)
+        return vector_env_stepper(make, Compute(compute_us) if compute_us else None)
 
     def ours(batch: int, copy: bool = True) -> Stepper:
         make = partial(shmvec.ShmVectorEnv, fns, batch_size=batch, copy=copy, num_workers=workers)
@@ -292,12 +293,12 @@ def batch_contenders(
 
 
 def partials(options: argparse.Namespace) -> Iterator[Row]:
-    """A row for each system in each cell."""
-    warnings.simplefilter("ignore")  # of peers; none of ours
+    """Yields a row for each system in each cell."""
+    warnings.simplefilter("ignore")  # those of peers; shmvec gives none
     left_out: dict[str, str] = {}
     for workload, n, us in product(options.workload, options.num_envs, options.compute):
         starts = batch_contenders(workload, n, us, options.num_workers)
-        limit = WORKLOADS[workload].makes
+        limit = WORKLOADS[workload].kinds
         results = race(starts, options.seconds, limit=limit, left_out=left_out)
         for system, result in results.items():
             figures = result.figures(results[LIMIT])
@@ -331,7 +332,7 @@ def main() -> None:
         named = {"cell": "cell", "workers": "workers"}
         measure = pipelines
     options = parser.parse_args(rest)
-    print(f"{described(machine())}\n")
+    print(f"{describe_machine(machine())}\n")
     rate = ["steps/s"] if measure is partials else []  # a pipeline's batches may hold resets
     figures = "batch step, µs", "spread", *rate, "of the limit", "× lockstep"
     print(heading(*named.values(), "system", *figures), flush=True)
@@ -341,7 +342,7 @@ def main() -> None:
         batch, its_spread, per_s, share = cells(row)
         times = f"{row['times_lockstep']:.2f}" if "times_lockstep" in row else ""
         shown = batch, its_spread, *([per_s] if rate else []), share, times
-        print(line(*(row[key] for key in (*named, "system")), *shown), flush=True)
+        print(table_line(*(row[key] for key in (*named, "system")), *shown), flush=True)
     write_results(options.json, {"machine": machine(), "rows": rows})
 
 

@@ -1,13 +1,14 @@
-"""Whether envs of one process return their own pixels: simulators, several envs in a worker.
+"""Checks whether several envs of a simulator in one process return their own pixels.
 
     python benchmarks/pixels.py                                 # all that is installed: 20 minutes
     python benchmarks/pixels.py --kind Cheetah --gl osmesa egl
 
-Each kind is six envs, with two robots or games taking turns where their spaces allow it. They play
-twice in lockstep, with the same seeds and random actions: in a process each, and as the column says
-(in a process each again, in two workers, in one, in the calling process). Each frame of `render()`
-and each observation that is a picture is compared. Each cell is a program of its own, with its
-`MUJOCO_GL`; it counts the pictures, and names the envs whose pictures differ.
+Each kind has six envs, which alternate between two robots or games if their spaces allow it. They
+play twice in lockstep, with the same seeds and random actions: once in a process for each env, and
+once as the column says (in a process each again, in two workers, in one, in the calling process).
+Each frame of `render()` and each observation that is a picture is compared. Each cell is measured
+by a separate program, with its own `MUJOCO_GL`; it counts the pictures, and names the envs whose
+pictures differ.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import numpy as np
 from harness import heading
 
 from shmvec import ShmVectorEnv
-from shmvec._commands.measuring import line
+from shmvec._commands.measuring import table_line
 
 NUM_ENVS = 6
 PATIENCE_S = 240  # for a cell
@@ -39,14 +40,14 @@ MUJOCO = ("osmesa", "egl")
 
 
 def make(name: str, module: str = "", **options: Any) -> gym.Env[Any, Any]:
-    """An env that renders, after an import of the module that registers it."""
+    """Makes an env that renders, after importing the module that registers it."""
     if module:
         importlib.import_module(module)
     return gym.make(name, render_mode="rgb_array", **options)
 
 
-def drawn(name: str, module: str = "", **options: Any) -> gym.Env[Any, Any]:
-    """An env whose observation is its frame, drawn within the step."""
+def make_pixel_env(name: str, module: str = "", **options: Any) -> gym.Env[Any, Any]:
+    """Makes an env whose observation is its frame, drawn within the step."""
     env = make(name, module, **options)
     env.reset(seed=0)
     space = gym.spaces.Box(0, 255, np.shape(env.render()), np.uint8)
@@ -54,13 +55,14 @@ def drawn(name: str, module: str = "", **options: Any) -> gym.Env[Any, Any]:
 
 
 class Current(gym.Wrapper[Any, Any, Any, Any]):
-    """An env of Gymnasium's with MuJoCo that draws in its own GL context.
+    """Makes a MuJoCo env of Gymnasium's draw in its own GL context.
 
-    Gymnasium makes a context current when it is made only: all envs of a process draw in the last.
+    Gymnasium makes a context current only when it creates it, so all envs of a process draw in the
+    last one.
     """
 
     def render(self) -> Any:
-        """The frame."""
+        """Draws the frame."""
         viewer = self.get_wrapper_attr("mujoco_renderer").viewer
         if viewer is not None:
             viewer.make_context_current()
@@ -68,11 +70,11 @@ class Current(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class Bullet(gym.Env[Any, Any]):
-    """A robot on a plane, in a PyBullet world of its own; its observation is the camera's picture.
+    """A robot on a plane in its own PyBullet world; the observation is the camera's picture.
 
     Args:
-        robot: Its file.
-        hardware: Whether Bullet's EGL plugin draws, in place of its TinyRenderer.
+        robot: The robot's file.
+        hardware: Whether Bullet's EGL plugin draws, not its TinyRenderer.
         named: Whether the camera's call names this world (``physicsClientId``).
     """
 
@@ -110,7 +112,7 @@ class Bullet(gym.Env[Any, Any]):
         return self.render(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Pushes it, for five steps of the simulation."""
+        """Pushes the robot for five steps of the simulation."""
         force = [float(action[0]), float(action[1]), 0.0]
         for _ in range(5):
             pushed = self._robot, -1, force, [0, 0, 0], self._bullet.LINK_FRAME
@@ -119,7 +121,7 @@ class Bullet(gym.Env[Any, Any]):
         return self.render(), 0.0, False, False, {}
 
     def render(self) -> Any:
-        """The camera's picture."""
+        """Takes the camera's picture."""
         bullet = self._bullet
         view = bullet.computeViewMatrix([2, 2, 2], [0, 0, 0.4], [0, 0, 1])
         lens = bullet.computeProjectionMatrixFOV(60, 1, 0.1, 10)
@@ -132,13 +134,13 @@ class Bullet(gym.Env[Any, Any]):
 
 
 def vizdoom(name: str) -> gym.Env[Any, Any]:
-    """A map of Doom, of which the observation is the screen alone."""
+    """Makes a map of Doom, with only the screen as its observation."""
     env = make(f"Vizdoom{name}-v1", "vizdoom.gymnasium_wrapper")
     return gym.wrappers.FilterObservation(env, ["screen"])
 
 
 def metaworld(task: str) -> gym.Env[Any, Any]:
-    """An arm at a task; where its things stand follows from the seed that it is made with."""
+    """Makes an arm at a task; the places of things follow from the seed here."""
     return make("Meta-World/MT1", "metaworld", env_name=task, seed=1)
 
 
@@ -153,7 +155,7 @@ def each(make: Callable[..., Any], *names: str, **options: Any) -> list[Callable
     return [partial(make, name, **options) for name in names]
 
 
-# By name: the package that has to be installed, and what makes an env each; envs take turns at it.
+# By name: the package that has to be installed, and functions between which the envs alternate.
 KINDS: dict[str, tuple[str, list[Callable[[], Any]]]] = {
     "Walker2d-v5, HalfCheetah-v5": ("mujoco", each(make, *TWO, **SMALL)),
     "the same, each made current": (
@@ -167,10 +169,13 @@ KINDS: dict[str, tuple[str, list[Callable[[], Any]]]] = {
             partial(make, CHEETAH, width=96, height=96),
         ],
     ),
-    "HalfCheetah-v5, frames": ("mujoco", each(drawn, CHEETAH, **SMALL)),
-    "dm_control: cheetah-run, walker-walk": ("dm_control", each(drawn, *CONTROL, module="shimmy")),
+    "HalfCheetah-v5, frames": ("mujoco", each(make_pixel_env, CHEETAH, **SMALL)),
+    "dm_control: cheetah-run, walker-walk": (
+        "dm_control",
+        each(make_pixel_env, *CONTROL, module="shimmy"),
+    ),
     "Meta-World: reach-v3, push-v3": ("metaworld", each(metaworld, "reach-v3", "push-v3")),
-    "ALE: Pong, Breakout": (  # with all actions: so the spaces of all games are the same
+    "ALE: Pong, Breakout": (  # with all actions, so that all games have the same spaces
         "ale_py",
         each(make, "ALE/Pong-v5", "ALE/Breakout-v5", module="ale_py", full_action_space=True),
     ),
@@ -186,7 +191,7 @@ WITH_GL = ("mujoco", "dm_control", "metaworld")  # for which MUJOCO_GL matters
 
 
 def pictures(envs: ShmVectorEnv, steps: int) -> Iterator[tuple[int, Any]]:
-    """Envs and their pictures: of a reset, and of each step of a game of random actions."""
+    """Yields envs and their pictures, after a reset and after each of some random steps."""
     envs.action_space.seed(1)
     observations, _ = envs.reset(seed=1)
     for _ in range(steps + 1):
@@ -199,8 +204,8 @@ def pictures(envs: ShmVectorEnv, steps: int) -> Iterator[tuple[int, Any]]:
 
 
 def compared(package: str, env_fns: list[Callable[[], Any]], num_workers: int, steps: int) -> str:
-    """A cell of the table."""
-    if package in WITH_GL:  # once for all workers; it makes no GL context
+    """Measures a cell of the table."""
+    if package in WITH_GL:  # imported once for all workers; that makes no GL context
         importlib.import_module("gymnasium.envs.mujoco.mujoco_env")
     fns = [env_fns[i % len(env_fns)] for i in range(NUM_ENVS)]
     count, wrong = 0, Counter[int]()
@@ -217,7 +222,7 @@ def compared(package: str, env_fns: list[Callable[[], Any]], num_workers: int, s
 
 
 def cell(name: str, gl: str, num_workers: int, steps: int) -> str:
-    """A cell of the table, made by a program of its own; its last words if it fails."""
+    """Has a program measure a cell of the table; its last line of stderr if it fails."""
     command = [sys.executable, __file__, "--cell", name, str(num_workers), "--steps", str(steps)]
     environ = {**os.environ, "MUJOCO_GL": gl} if gl else None
     try:
@@ -251,11 +256,11 @@ def main() -> None:
         if not any(part in name for part in options.kind):
             continue
         if find_spec(package) is None:
-            print(line(name, "", f"{package} is not installed", *[""] * (len(COLUMNS) - 1)))
+            print(table_line(name, "", f"{package} is not installed", *[""] * (len(COLUMNS) - 1)))
             continue
         for gl in options.gl if package in WITH_GL else [""]:
             cells = (cell(name, gl, workers, options.steps) for workers in COLUMNS.values())
-            print(line(name, gl, *cells), flush=True)
+            print(table_line(name, gl, *cells), flush=True)
 
 
 if __name__ == "__main__":

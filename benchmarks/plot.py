@@ -1,4 +1,4 @@
-"""Draw what other benchmarks have written as JSON.
+"""Draw the JSON results of other benchmarks.
 
     python benchmarks/matrix.py settings --compute 0 --json shares.json
     python benchmarks/matrix.py cores --json cores.json
@@ -6,15 +6,15 @@
     python benchmarks/costs.py tracing --picture trace.json
     python benchmarks/plot.py shares.json cores.json split.json trace.json --out figures
 
-shares.png: each system's share of the limit against the number of envs, one panel a workload, where
-the parent computes nothing. split.png: where a batch step's time goes, one bar a workload.
-cores.png: each system's share of the limit against the number of cores, with the most envs that a
-number of cores was measured with. learning.png: learning curves with and without workers being
-killed. trace.png: some batches of a trace. Files of the same kind go into one picture. They are of
-one machine: the last one names it.
+shares.png: each system's share of the limit against the number of envs, with a panel for each
+workload and a parent that computes nothing. split.png: the parts of a batch step, with a bar for
+each workload. cores.png: each system's share of the limit against the number of cores, with the
+largest number of envs that was measured for each. learning.png: learning curves with and without
+killed workers. trace.png: some batches of a trace. Files of the same kind go into one picture. They
+must be of one machine; the last file names it.
 
 Each picture is drawn twice: shares.png for a light page and shares-dark.png, without a background,
-for a dark one. A system looks the same in all pictures: its colour has a contrast of 3:1 or more to
+for a dark one. A system looks the same in all pictures. Its colour has a contrast of 3:1 or more to
 both pages, and markers and line styles tell systems apart without colours.
 """
 
@@ -29,7 +29,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from shmvec._commands.measuring import LIMIT, described
+from shmvec._commands.measuring import LIMIT, describe_machine
 
 PARTS = ("env", "infos", "copying", "signalling", "waiting")
 PART_COLOURS = ("#2f80ed", "#e66100", "#8e5bd0", "#1a8a4a", "#7a7a7a")
@@ -82,7 +82,7 @@ def shares(rows: list[dict[str, Any]], title: str) -> Figure:
 
 
 def cores(rows: list[dict[str, Any]], title: str) -> Figure:
-    """Share of the limit against the number of cores, of each system's best setting."""
+    """Share of the limit of each system's best setting against the number of cores."""
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
     envs: dict[tuple[str, int], int] = {}
     for row in rows:
@@ -98,7 +98,7 @@ def cores(rows: list[dict[str, Any]], title: str) -> Figure:
 
 
 def _panels(rows: list[dict[str, Any]], title: str, across: str, label: str) -> Figure:
-    """Share of the limit against something, one panel a workload."""
+    """Share of the limit against the column ``across``, with a panel for each workload."""
     rows = [row for row in rows if row["system"] != LIMIT]
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     columns = min(2, len(workloads))
@@ -139,7 +139,7 @@ def _panels(rows: list[dict[str, Any]], title: str, across: str, label: str) -> 
         panel.minorticks_off()
         counts = sorted({row[across] for row in rows})
         panel.set_xticks(counts, [str(count) for count in counts])
-    for panel in panels:  # what is left of the last line
+    for panel in panels:  # the unused ones of the last line
         panel.set_axis_off()
     figure.legend(
         handles.values(),
@@ -152,7 +152,7 @@ def _panels(rows: list[dict[str, Any]], title: str, across: str, label: str) -> 
 
 
 def split(rows: list[dict[str, Any]], title: str) -> Figure:
-    """Where the time of a batch step goes."""
+    """The parts of a batch step."""
     figure = Figure(figsize=(7.4, 1.2 + 0.7 * len(rows)), layout="constrained")
     figure.suptitle(title, fontsize="small")
     axes = figure.add_subplot()
@@ -170,7 +170,7 @@ def split(rows: list[dict[str, Any]], title: str) -> Figure:
 
 
 def learning(rows: list[dict[str, Any]], title: str) -> Figure:
-    """Lengths of episodes while learning, with workers killed and without: mean and all runs."""
+    """Lengths of episodes while learning, with and without killed workers: mean and all runs."""
     figure = Figure(figsize=(7.4, 3.5), layout="constrained")
     figure.suptitle(title, fontsize="small")
     axes = figure.add_subplot()
@@ -189,7 +189,7 @@ def learning(rows: list[dict[str, Any]], title: str) -> Figure:
     return figure
 
 
-SPANS = {  # of a trace, and how they are drawn
+SPANS = {  # colours of a trace's spans
     "step": "#4c9f70",
     "reset": "#d1495b",
     "send": "#3066be",
@@ -201,7 +201,7 @@ SPANS = {  # of a trace, and how they are drawn
 
 
 def trace(events: list[dict[str, Any]], title: str) -> Figure:
-    """Some batches of a trace: a line a process."""
+    """Some batches of a trace, with a line for each process."""
     names = sorted(
         (event["args"]["name"], event["tid"]) for event in events if event["name"] == "thread_name"
     )
@@ -241,7 +241,7 @@ FIGURES = {
 def drawn(
     found: dict[str, tuple[list[dict[str, Any]], str]],
 ) -> Iterator[tuple[str, Figure]]:
-    """The name of each picture's file, and the picture, for a light and for a dark page."""
+    """Yields file names and pictures, for a light and for a dark page."""
     for key, (rows, title) in found.items():
         name, draw = FIGURES[key]
         for suffix, settings in PAGES.items():
@@ -261,7 +261,7 @@ def main() -> None:
     found: dict[str, tuple[list[dict[str, Any]], str]] = {}
     for file in options.files:
         results = json.loads(file.read_text())
-        title = described(results["machine"]) if "machine" in results else ""
+        title = describe_machine(results["machine"]) if "machine" in results else ""
         for key in set(results) & set(FIGURES):
             rows, _ = found.get(key, ([], ""))
             found[key] = rows + results[key], title

@@ -1,31 +1,31 @@
-"""Replay buffers: what a batch step's insertion costs, a sample, and the memory of a transition.
+"""Replay buffers: the costs of inserting a batch step and of sampling, and bytes a transition.
 
     python benchmarks/replay.py                      # two workloads: six minutes
     python benchmarks/replay.py --workload HalfCheetah --only shmvec SB3
     python benchmarks/replay.py --workload Atari --only shmvec --kept 50000
 
-All contenders get what the same vector env returns: eight envs whose observations never change, of
-the shapes of HalfCheetah (17 numbers, 6 actions) and of Atari (four frames of 84 x 84), in
-SAME_STEP mode, with episodes of 500 steps. What is an episode's last observation is put in place
-outside the clock. Of the others `insertion` is their own `add` or `extend`, and what makes its
-arguments of the results. `shmvec.Replay` has no such call: its insertion is the difference between
-the batch steps of two vector envs, one recorded and one not, which take turns; so what its workers
-do while the caller waits counts. cpprb's `next_of` and `stack_compress` take each transition for
-the next one's predecessor: they get a buffer an env, each of which is added to and sampled.
+All contenders get the results of the same vector env: eight envs whose observations never change,
+of the shapes of HalfCheetah (17 numbers, 6 actions) and of Atari (four frames of 84 x 84), in
+SAME_STEP mode, with episodes of 500 steps. An episode's last observation is put in place outside of
+the measured time. `insertion` of the others is their own `add` or `extend`, with the preparation of
+its arguments. `shmvec.Replay` has no such call: its insertion is the difference between the batch
+steps of two vector envs, one recorded and one not, which take turns. So the time counts for which
+workers make the caller wait. cpprb's `next_of` and `stack_compress` take each transition for the
+next one's predecessor, so each env has its own buffer, and all are added to and sampled.
 
-`sampling` is a call that returns 256 transitions, in the type that the buffer returns: tensors of
-SB3 and TorchRL, arrays of cpprb and `shmvec.Replay`. Calls follow one another at once; `after 5 ms`
-each comes when the caller has slept for so long, as one does whose GPU learns: what was prepared
-meanwhile costs it nothing. The limit is a copy of as many bytes, by a thread or by one a core,
-whichever is faster: of a batch step's results, and of a sample. Torch has one thread: a second one
-makes TorchRL's samples of Atari faster where both cores are idle, and all of them many times slower
-where they are not.
+`sampling` is a call that returns 256 transitions, in the buffer's own type: tensors for SB3 and
+TorchRL, arrays for cpprb and `shmvec.Replay`. Calls follow one another at once. With `after 5 ms`
+the caller sleeps before each call, as if its GPU learned, so what is prepared meanwhile is free.
+The limit is a copy of as many bytes, by one thread or by one for each core, whichever is faster: of
+a batch step's results, and of a sample. Torch has one thread. A second one makes TorchRL's samples
+of Atari faster if both cores are idle, and all of them many times slower if they are not.
 
-`bytes` is by how much the memory of all processes has grown, shared memory and mapped files
-included, when the buffer was full, for each transition. The other figures are medians over turns,
-which contenders take in one process, in random order; beside them are the least and the largest.
+`bytes` is the growth of all processes' memory, with shared memory and mapped files, when the buffer
+is full, divided by the number of transitions. The other figures are medians over turns, which
+contenders take in one process, in random order; next to them are the least and the largest.
 
-What is not installed gets a row that says so. All of them, beside the packages of `bench`:
+Contenders that are not installed get a row that says so. To install all, besides `bench`'s
+packages:
 
     pip install torch stable-baselines3 torchrl tensordict cpprb
 
@@ -53,8 +53,8 @@ from gymnasium.vector import AutoresetMode
 from harness import Calls, arguments, heading, memory, write_results
 
 import shmvec
-from shmvec._commands.measuring import Progress, described, line, machine, race
-from shmvec._cores import descendants, usable_cores
+from shmvec._commands.measuring import Progress, describe_machine, machine, race, table_line
+from shmvec._cores import descendant_ids, usable_cores
 
 SAMPLED = 256
 STEPS = 500  # of an episode
@@ -64,7 +64,7 @@ PAUSE_S = 0.005
 LIMIT, BARE, OURS = "a copy of as many bytes", "not recorded", "shmvec.Replay"
 
 
-# ---- what is kept --------------------------------------------------------------------------------
+# ---- the transitions -----------------------------------------------------------------------------
 
 
 class Still(gym.Env[Any, Any]):
@@ -86,7 +86,7 @@ class Still(gym.Env[Any, Any]):
         return self._observation, {}
 
     def step(self, action: Any) -> Any:
-        """Ends every other episode by a termination, and those between by a truncation."""
+        """Steps; episodes end by a termination and by a truncation in turn."""
         self._step += 1
         over = self._step == STEPS
         terminated = over and self._episode % 2 == 0
@@ -115,7 +115,7 @@ class Batch(NamedTuple):
     observations: Any
     actions: Any
     rewards: Any
-    following: Any
+    next_observations: Any
     terminations: Any
     truncations: Any
 
@@ -141,13 +141,13 @@ class Source:
     def batch(self) -> Batch:
         """Makes a batch step, and returns its transitions."""
         actions, observations, rewards, terminations, truncations, infos = self.step()
-        following = observations
+        next_observations = observations
         if "_final_obs" in infos:
-            following = observations.copy()
+            next_observations = observations.copy()
             ended = infos["_final_obs"]
-            following[ended] = np.stack(infos["final_obs"][ended])
+            next_observations[ended] = np.stack(infos["final_obs"][ended])
         before, self._observations = self._observations, observations
-        return Batch(before, actions, rewards, following, terminations, truncations)
+        return Batch(before, actions, rewards, next_observations, terminations, truncations)
 
 
 # ---- contenders ----------------------------------------------------------------------------------
@@ -158,8 +158,8 @@ class Buffer(NamedTuple):
 
     Attributes:
         sample: Returns SAMPLED transitions.
-        insert: Adds a batch step's; None: the workers of its source do.
-        close: Ends what does not end with it.
+        insert: Adds a batch step's transitions; None: the workers of its source do.
+        close: Ends what would outlive the buffer.
     """
 
     sample: Callable[[], Any]
@@ -168,7 +168,7 @@ class Buffer(NamedTuple):
 
 
 def ours(source: Source, capacity: int, prioritized: bool = False) -> Buffer:
-    """Ours: the workers of a vector env of its own write into it."""
+    """shmvec.Replay, into which the workers of its own vector env write."""
     alpha = ALPHA if prioritized else None
     replay = shmvec.Replay(source.envs, capacity, prioritized=alpha, seed=0)
     source.envs.reset(seed=0)
@@ -176,7 +176,7 @@ def ours(source: Source, capacity: int, prioritized: bool = False) -> Buffer:
 
 
 def sb3(source: Source, capacity: int, optimized: bool = False) -> Buffer:
-    """Stable-Baselines3's, with or without ``optimize_memory_usage``; takes infos as dicts."""
+    """Stable-Baselines3's buffer, which takes infos as dicts."""
     envs = source.envs
     buffer = import_module("stable_baselines3.common.buffers").ReplayBuffer(
         *(capacity, envs.single_observation_space, envs.single_action_space, "cpu", envs.num_envs),
@@ -188,13 +188,13 @@ def sb3(source: Source, capacity: int, optimized: bool = False) -> Buffer:
         infos = [{"TimeLimit.truncated": each} for each in batch.truncations.tolist()]
         dones = batch.terminations | batch.truncations
         results = batch.actions, batch.rewards, dones, infos
-        buffer.add(batch.observations, batch.following, *results)
+        buffer.add(batch.observations, batch.next_observations, *results)
 
     return Buffer(partial(buffer.sample, SAMPLED), insert)
 
 
 def torchrl(source: Source, capacity: int, storage: str, prioritized: bool = False) -> Buffer:
-    """TorchRL's TensorDictReplayBuffer, with a storage of one of its classes."""
+    """TorchRL's TensorDictReplayBuffer, with a storage of this class."""
     torch = import_module("torch")
     rb = import_module("torchrl.data.replay_buffers")
     of, tensor = import_module("tensordict").TensorDict, torch.from_numpy
@@ -204,14 +204,14 @@ def torchrl(source: Source, capacity: int, storage: str, prioritized: bool = Fal
         raise ImportError(f"its extension does not fit torch {torch.__version__}") from error
     folder = tempfile.TemporaryDirectory()
     scratch = {"scratch_dir": folder.name} if storage == "LazyMemmapStorage" else {}
-    kept = getattr(rb, storage)(capacity, **scratch)
+    store = getattr(rb, storage)(capacity, **scratch)
     options = {"sampler": sampler, "batch_size": SAMPLED, "priority_key": "priority"}
-    buffer = rb.TensorDictReplayBuffer(storage=kept, **options)
+    buffer = rb.TensorDictReplayBuffer(storage=store, **options)
 
     def insert(batch: Batch) -> None:
-        """Adds; it takes tensors in a TensorDict, as TorchRL's envs return them."""
-        following = {
-            "observation": tensor(batch.following),
+        """Adds a TensorDict, as TorchRL's envs return it."""
+        next_observations = {
+            "observation": tensor(batch.next_observations),
             "reward": tensor(batch.rewards),
             "terminated": tensor(batch.terminations),
             "truncated": tensor(batch.truncations),
@@ -220,25 +220,28 @@ def torchrl(source: Source, capacity: int, storage: str, prioritized: bool = Fal
         size = [len(batch.rewards)]
         observed, acted = tensor(batch.observations), tensor(batch.actions)
         buffer.extend(
-            of({"observation": observed, "action": acted, "next": of(following, size)}, size)
+            of(
+                {"observation": observed, "action": acted, "next": of(next_observations, size)},
+                size,
+            )
         )
 
     return Buffer(buffer.sample, insert, folder.cleanup)
 
 
 def _fields(source: Source) -> dict[str, dict[str, Any]]:
-    """What cpprb keeps of a transition, besides the next observation."""
-    seen, acted = source.envs.single_observation_space, source.envs.single_action_space
+    """The fields of a transition in cpprb, without the next observation."""
+    observations, actions = source.envs.single_observation_space, source.envs.single_action_space
     return {
-        "obs": {"shape": seen.shape, "dtype": seen.dtype},
-        "act": {"shape": acted.shape or 1, "dtype": acted.dtype},
+        "obs": {"shape": observations.shape, "dtype": observations.dtype},
+        "act": {"shape": actions.shape or 1, "dtype": actions.dtype},
         "rew": {"dtype": np.float32},
         "done": {"dtype": np.bool_},
     }
 
 
 def cpprb(source: Source, capacity: int, prioritized: bool = False) -> Buffer:
-    """cpprb's, one for all envs; it has no field of its own for truncations."""
+    """The one buffer of cpprb for all envs; it has no field for truncations."""
     module, fields = import_module("cpprb"), _fields(source)
     fields["next_obs"] = dict(fields["obs"])
     if prioritized:
@@ -247,14 +250,14 @@ def cpprb(source: Source, capacity: int, prioritized: bool = False) -> Buffer:
         buffer = module.ReplayBuffer(capacity, fields)
 
     def insert(batch: Batch) -> None:
-        seen = {"obs": batch.observations, "next_obs": batch.following}
+        seen = {"obs": batch.observations, "next_obs": batch.next_observations}
         buffer.add(act=batch.actions, rew=batch.rewards, done=batch.terminations, **seen)
 
     return Buffer(partial(buffer.sample, SAMPLED, *[BETA] * prioritized), insert)
 
 
-def cpprb_apart(source: Source, capacity: int, stacked: bool = False) -> Buffer:
-    """cpprb's, one an env: what it derives from a transition's neighbours, it derives by index."""
+def cpprb_per_env(source: Source, capacity: int, stacked: bool = False) -> Buffer:
+    """One buffer of cpprb for each env, which finds a transition's neighbours by index."""
     module, fields, num = import_module("cpprb"), _fields(source), source.envs.num_envs
     options = {"next_of": "obs"}
     if stacked:  # it stacks along the last axis
@@ -263,8 +266,8 @@ def cpprb_apart(source: Source, capacity: int, stacked: bool = False) -> Buffer:
     buffers = [module.ReplayBuffer(capacity // num, fields, **options) for _ in range(num)]
 
     def insert(batch: Batch) -> None:
-        """Adds to each; it must be told of ends."""
-        seen = batch.observations, batch.following
+        """Adds to each buffer, and tells it of episodes' ends."""
+        seen = batch.observations, batch.next_observations
         if stacked:
             seen = np.moveaxis(seen[0], 1, -1), np.moveaxis(seen[1], 1, -1)
         for env, buffer in enumerate(buffers):
@@ -279,7 +282,7 @@ def cpprb_apart(source: Source, capacity: int, stacked: bool = False) -> Buffer:
                 buffer.on_episode_end()
 
     def sample() -> Any:
-        """Of each env as many, put together."""
+        """Samples as many from each buffer, and joins them."""
         parts = [buffer.sample(SAMPLED // num) for buffer in buffers]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -294,8 +297,8 @@ CONTENDERS: dict[str, Callable[[Source, int], Buffer]] = {
     "TorchRL, LazyMemmapStorage": partial(torchrl, storage="LazyMemmapStorage"),
     "TorchRL, PrioritizedSampler": partial(torchrl, storage="LazyTensorStorage", prioritized=True),
     "cpprb ReplayBuffer": cpprb,
-    "cpprb, next_of": cpprb_apart,
-    "cpprb, stack_compress": partial(cpprb_apart, stacked=True),  # only of Atari
+    "cpprb, next_of": cpprb_per_env,
+    "cpprb, stack_compress": partial(cpprb_per_env, stacked=True),  # only for Atari
     "cpprb PrioritizedReplayBuffer": partial(cpprb, prioritized=True),
 }
 
@@ -304,10 +307,10 @@ CONTENDERS: dict[str, Callable[[Source, int], Buffer]] = {
 
 
 class Copier:
-    """A copy of so many bytes, by one thread or by one a core, whichever is faster."""
+    """Copies a number of bytes, by one thread or by one for each core, whichever is faster."""
 
     def __init__(self, size: int) -> None:
-        """Takes the memory, much more to copy from than a cache holds."""
+        """Allocates memory, with a source that is much larger than caches."""
         self._size, self._at = size, 0
         self._source = np.ones(max(1 << 28, 4 * size), np.uint8)
         self._target = np.ones(size, np.uint8)
@@ -328,22 +331,22 @@ class Copier:
             list(self._pool.map(np.copyto, *parts))
 
     def close(self) -> None:
-        """Ends its threads."""
+        """Ends the threads."""
         self._pool.shutdown()
 
 
 def memory_mb() -> float:
-    """Of this process and all below it, each shared page counted once."""
-    return sum(memory(pid).pss for pid in (os.getpid(), *descendants(os.getpid())))
+    """The memory of this process and its descendants, with each shared page counted once."""
+    return sum(memory(pid).pss for pid in (os.getpid(), *descendant_ids(os.getpid())))
 
 
 def filled(
     make: Callable[[Source, int], Buffer], source: Source, capacity: int
 ) -> tuple[Buffer, float]:
-    """A full buffer, and the bytes of a transition.
+    """Makes and fills a buffer; returns it and the bytes of a transition.
 
     Raises:
-        ImportError: What it needs is not installed.
+        ImportError: Something that the buffer needs is not installed.
     """
     make(source, 64 * source.envs.num_envs).close()  # imports
     gc.collect()
@@ -360,7 +363,7 @@ def filled(
 def measure(
     name: str, only: Sequence[str], kept: int | None, num_envs: int, seconds: float, rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """A row for each contender."""
+    """Yields a row for each contender."""
     make, usual = WORKLOADS[name]
     capacity = kept or usual
     say = Progress(sys.stderr, name)
@@ -435,7 +438,7 @@ def measure(
 
 
 def cells(row: dict[str, Any]) -> Iterator[str]:
-    """For each figure the median, and the least and the largest; and the bytes."""
+    """Yields the median, the least and the largest of each figure, and the bytes."""
     for name in ("insertion_us", "sampling_us", "later_us"):
         values = row.get(name, [])
         if values:
@@ -460,7 +463,7 @@ def main() -> None:
     options = parser.parse_args()
     with contextlib.suppress(ImportError):
         import_module("torch").set_num_threads(1)
-    print(f"{described(machine())}, {options.num_envs} envs\n")
+    print(f"{describe_machine(machine())}, {options.num_envs} envs\n")
     columns = "insertion, µs", "", "sampling, µs", "", f"after {PAUSE_S * 1e3:.0f} ms, µs", ""
     print(heading("workload", "", *columns, "bytes"), flush=True)
     rows = []
@@ -468,7 +471,7 @@ def main() -> None:
         chosen = options.only, options.kept, options.num_envs, options.seconds, options.rounds
         for row in measure(name, *chosen):
             rows.append(row)
-            print(line(name, row["system"], *cells(row)), flush=True)
+            print(table_line(name, row["system"], *cells(row)), flush=True)
     write_results(options.json, {"machine": machine(), "rows": rows})
 
 

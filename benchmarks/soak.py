@@ -1,22 +1,22 @@
-"""A soak: workers are restarted and envs fail while a vector env is stepped; nothing may grow.
+"""A soak test: workers are restarted and envs fail while a vector env steps; nothing may grow.
 
     python benchmarks/soak.py                       # 10^6 steps and 1,000 restarts
     python benchmarks/soak.py --seconds 3600        # until the time is up
     python benchmarks/soak.py learning --json learning.json      # a minute or two
     python benchmarks/plot.py learning.json --out figures        # learning.png
 
-CartPole envs that raise now and then; two or more workers at once are killed, or some restarted on
-demand; steps, partial batches and rollouts take turns. Memory of the parent and of its workers,
+CartPole envs raise now and then. Two or more workers at once are killed, or some are restarted on
+demand. Steps, partial batches and rollouts take turns. Memory of the parent and of its workers,
 descriptors, processes and /dev/shm are read at regular intervals. The last line says whether they
 were flat: the last quarter's median is compared with the second quarter's. The exit status is 1 if
 they were not.
 
-learning: what restarts do to a learning curve. A policy gradient with a linear policy, in NumPy,
-learns CartPole over rollouts of 32 envs in 4 workers; in half of the runs a worker, by turns, is
-killed in the middle of every second rollout, and restarted as the FaultPolicy says. The episodes of
-its envs are truncated, which the learner sees as it sees any truncation. Compared are the mean
-lengths of the episodes that have ended in each rollout; those that were cut off by a kill are
-learned from, and not among them.
+learning: the effect of restarts on a learning curve. A policy gradient with a linear policy, in
+NumPy, learns CartPole from rollouts of 32 envs in 4 workers. In half of the runs the workers in
+turn are killed in the middle of every second rollout, and restarted as the FaultPolicy says. The
+episodes of their envs are truncated, which is like any truncation for the learner. The mean lengths
+of the episodes that end in each rollout are compared. Episodes that a kill has cut off are learned
+from, but do not count in the means.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import numpy as np
 from harness import memory, versions, write_results
 
 import shmvec
-from shmvec._commands.measuring import described, machine
+from shmvec._commands.measuring import describe_machine, machine
 
 WORKERS = 4
 ENVS, LENGTH, EVERY, RATE = 32, 128, 2, 8.0  # of learning
@@ -56,12 +56,12 @@ class Frail(gym.Wrapper):
 
 
 def make() -> gym.Env[Any, Any]:
-    """An env."""
+    """Makes an env."""
     return Frail(gym.make("CartPole-v1"))
 
 
 def reading(envs: shmvec.ShmVectorEnv) -> dict[str, float]:
-    """What may not grow."""
+    """Reads what must not grow."""
     gc.collect()
     workers = [memory(process.pid).private for process in envs.processes]
     return {
@@ -81,9 +81,9 @@ def bursts(envs: shmvec.ShmVectorEnv, actions: np.ndarray, length: int) -> int:
     for _ in range(length):
         ids = envs.recv(min_envs=4)[-1]["env_id"]
         envs.send(actions[ids], ids)
-    out = len(actions)
-    while out:
-        out -= len(envs.recv(min_envs=1)[1])
+    in_flight = len(actions)
+    while in_flight:
+        in_flight -= len(envs.recv(min_envs=1)[1])
     rollout = envs.rollout(32)
     for _ in range(32):
         rollout.step(actions)
@@ -91,7 +91,7 @@ def bursts(envs: shmvec.ShmVectorEnv, actions: np.ndarray, length: int) -> int:
 
 
 def soak(options: argparse.Namespace) -> int:
-    """Steps, and looks at what may not grow; the exit status."""
+    """Steps and reads what must not grow; returns the exit status."""
     policy = shmvec.FaultPolicy(
         on_crash="restart", on_error="reset", max_restarts=10**9, backoff_s=0
     )
@@ -140,7 +140,7 @@ def soak(options: argparse.Namespace) -> int:
 
 
 def learn(seed: int, rollouts: int, kills: bool) -> dict[str, Any]:
-    """One run: the mean length of episodes by rollout, and how often a worker was restarted."""
+    """Makes a run; returns mean lengths of episodes by rollout, and the number of restarts."""
     policy = shmvec.FaultPolicy(on_crash="restart", max_restarts=rollouts, backoff_s=0)
     envs = shmvec.make_vec(
         "CartPole-v1", ENVS, vector_kwargs={"num_workers": WORKERS, "faults": policy}
@@ -180,7 +180,7 @@ def learn(seed: int, rollouts: int, kills: bool) -> dict[str, Any]:
 
 
 def learning(options: argparse.Namespace) -> int:
-    """Learns with and without kills, by turns; the exit status."""
+    """Learns with and without kills, by turns; returns the exit status."""
     runs = []
     for seed in range(options.seeds):
         for kills in (False, True):
@@ -210,7 +210,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="of learning, for plot.py")
     options = parser.parse_args()
     logging.getLogger("shmvec").setLevel(logging.CRITICAL)  # a line for each fault otherwise
-    print(described(machine()), flush=True)
+    print(describe_machine(machine()), flush=True)
     return learning(options) if options.part == "learning" else soak(options)
 
 

@@ -1,26 +1,29 @@
-"""How long vector envs take to start and to close, and what memory they need, beside peers.
+"""The times of starting and closing vector envs, and their memory, compared with peers.
 
     python benchmarks/start.py                                       # all of it: hours
     python benchmarks/start.py --env HalfCheetah-v5 --num-envs 8 --method fork forkserver
 
 A cell is an env, a number of envs, a start method ("default": the system's own), and whether the
-parent has made one env before. In it the contenders take turns in one run, and each sample is a
-fresh process (this file with ``--sample``), with torch imported as a training script has it:
-ShmVectorEnv with a worker for each env and with its default number of workers, AsyncVectorEnv, and
-TorchRL's ParallelEnv where it is installed.
+parent has made an env before. The contenders of a cell take turns in one run: ShmVectorEnv with a
+worker for each env and with its default number of workers, AsyncVectorEnv, and TorchRL's
+ParallelEnv if it is installed. Each sample is a fresh process (this file with ``--sample``), which
+has imported torch, like a training script.
 
-For each the medians over the rounds: seconds from the constructor to the first observation (`first
-obs`, with their spread) and the CPU-seconds that all processes have used by then; the seconds of a
-second start in the same process (`again`: what is imported by then, or a fork server that runs, is
-used once more), and of `close`; memory of the workers: Pss in
-all, a worker's, and what is private in all (Pss divides a page by the number of processes that have
-it, the parent among them); `server`: the Pss of a fork server and the like. `× Async` compares with
-AsyncVectorEnv: the median over the rounds of the ratio of first observations, of CPU-seconds, and
-of the memory of all processes but the parent, by Pss and by what is private.
+The table has medians over the rounds:
 
-The limit: one import of the env's packages in a fresh interpreter and so many bare forks of a
-process that has everything imported. A forked worker whose parent has imported all already needs
-only the forks, and the envs.
+- `first obs`: seconds from the constructor to the first observation, with their spread; and the
+  CPU-seconds of all processes until then;
+- `again`: seconds of a second start in the same process, which uses what is imported by then, or a
+  running fork server; and seconds of `close`;
+- the workers' memory: Pss of all and of one, and private pages of all (Pss divides a page by the
+  number of processes that have it, including the parent);
+- `server`: the Pss of a fork server and the like;
+- `× Async`: ratios to AsyncVectorEnv of the same round: of first observations, of CPU-seconds, and
+  of the memory of all processes but the parent, by Pss and by private pages.
+
+The limit is one import of the env's packages in a fresh interpreter, and the bare forks of a
+process that has imported everything. A forked worker whose parent has imported everything needs
+only the fork and its envs.
 """
 
 from __future__ import annotations
@@ -43,9 +46,9 @@ from typing import Any
 
 import gymnasium as gym
 
-# A sample is as a user's script: gymnasium and torch are imported at its top, so that a start
-# method which runs the main script once more in each worker imports them once more there. What
-# only the benchmark needs is imported later: a worker shall not import it.
+# A sample is like a user's script: it imports gymnasium and torch at its top, so a start method
+# that runs the main script again in each worker imports them again there. Imports that only the
+# benchmark needs come later, so that workers do not make them.
 SAMPLE = json.loads(sys.argv[2]) if sys.argv[1:2] == ["--sample"] else None
 if SAMPLE is not None and SAMPLE["torch"]:
     importlib.import_module("torch")
@@ -53,7 +56,7 @@ if SAMPLE is not None and SAMPLE["torch"]:
 
 # ---- a sample ------------------------------------------------------------------------------------
 
-# A fresh interpreter that makes envs: when the first was ready, when the second, and CPU times.
+# A fresh interpreter that makes two envs: the times at which each was ready, and CPU times.
 FRESH = """
 import pickle, sys, time
 make = pickle.load(sys.stdin.buffer)
@@ -62,7 +65,7 @@ for _ in range(2):
     print(time.perf_counter(), time.process_time())
 """
 
-# What users' scripts import is not part of a start.
+# Imports of users' scripts, which are not part of a start.
 IMPORTS = {
     "shmvec-n": "shmvec.vector_env",
     "shmvec": "shmvec.vector_env",
@@ -72,7 +75,7 @@ IMPORTS = {
 
 
 def vector_env(system: str, make: Callable[[], Any], n: int, context: str | None) -> Any:
-    """Starts a system's; TorchRL's default start method is spawn."""
+    """Starts a system's vector env; TorchRL's default start method is spawn."""
     module: Any = sys.modules[IMPORTS[system]]
     if system == "torchrl":
         return module.ParallelEnv(n, lambda: module.GymWrapper(make()), mp_start_method=context)
@@ -83,25 +86,25 @@ def vector_env(system: str, make: Callable[[], Any], n: int, context: str | None
 
 
 def started(start: Callable[[], Any]) -> dict[str, float]:
-    """One start: the seconds to the first observation and of closing; between them, memory."""
+    """Measures one start: seconds to the first observation, memory, and seconds of closing."""
     from harness import cpu_s
 
-    from shmvec._cores import descendants
+    from shmvec._cores import descendant_ids
 
-    before = time.process_time() + cpu_s(descendants(os.getpid()))
+    before = time.process_time() + cpu_s(descendant_ids(os.getpid()))
     begin = time.perf_counter()
     envs = start()
     envs.reset()
     ready = time.perf_counter()
-    used = time.process_time() + cpu_s(descendants(os.getpid())) - before
+    used = time.process_time() + cpu_s(descendant_ids(os.getpid())) - before
     own = isinstance(envs, gym.vector.VectorEnv)  # TorchRL's has any attribute: its envs'
     ours = envs.processes if own else multiprocessing.active_children()
     workers = {process.pid for process in ours}
     for pid in tuple(workers):
-        workers.update(descendants(pid))
+        workers.update(descendant_ids(pid))
     found = {"cpu_s": used, "workers": len(ours), **total(workers)}
-    # What else there is: a fork server, a resource tracker.
-    found["server_mb"] = total(set(descendants(os.getpid())) - workers)["pss_mb"]
+    # Other processes: a fork server, a resource tracker.
+    found["server_mb"] = total(set(descendant_ids(os.getpid())) - workers)["pss_mb"]
     begin_close = time.perf_counter()
     envs.close()
     return {"first_s": ready - begin, **found, "close_s": time.perf_counter() - begin_close}
@@ -117,7 +120,7 @@ def total(pids: Iterable[int]) -> dict[str, float]:
 
 
 def limit(make: Callable[[], Any], n: int) -> dict[str, float]:
-    """What there is to do at least: one import, and so many forks; and making the envs."""
+    """Measures the limit: one import, and ``n`` forks."""
     import cloudpickle
 
     begin = time.perf_counter()
@@ -135,7 +138,7 @@ def limit(make: Callable[[], Any], n: int) -> dict[str, float]:
 
 
 def bare_forks(n: int) -> dict[str, float]:
-    """Forks that do nothing: the seconds until all run, and of ending them; their memory."""
+    """Measures forks that do nothing: seconds until all run and of ending them; their memory."""
     from harness import cpu_s
 
     reading, writing = os.pipe()
@@ -162,20 +165,20 @@ def bare_forks(n: int) -> dict[str, float]:
     return {"first_s": ready - begin, **found, "close_s": time.perf_counter() - begin_close}
 
 
-def take_sample(asked: dict[str, Any]) -> dict[str, float]:
+def take_sample(request: dict[str, Any]) -> dict[str, float]:
     """Starts one vector env twice, or measures the limit."""
     import cloudpickle
 
     from shmvec._commands import bench
 
-    cloudpickle.register_pickle_by_value(bench)  # workers of others shall import nothing of ours
-    make, n, system = bench.WORKLOADS[asked["env"]].make, asked["num_envs"], asked["system"]
+    cloudpickle.register_pickle_by_value(bench)  # other systems' workers must not import shmvec
+    make, n, system = bench.WORKLOADS[request["env"]].make, request["num_envs"], request["system"]
     if system == "limit":
         return limit(make, n)
     importlib.import_module(IMPORTS[system])
-    if asked["made"]:
+    if request["made"]:
         make().close()
-    context = None if asked["method"] == "default" else asked["method"]
+    context = None if request["method"] == "default" else request["method"]
     found = started(lambda: vector_env(system, make, n, context))
     found["again_s"] = started(lambda: vector_env(system, make, n, context))["first_s"]
     return found
@@ -210,7 +213,7 @@ COLUMNS = {
     "pss_async": "Pss",
     "private_async": "private",
 }
-RATIOS = {  # to AsyncVectorEnv: of which figures
+RATIOS = {  # to AsyncVectorEnv, of the sums of these figures
     "times_async": ("first_s",),
     "cpu_async": ("cpu_s",),
     "pss_async": ("pss_mb", "server_mb"),
@@ -219,41 +222,41 @@ RATIOS = {  # to AsyncVectorEnv: of which figures
 FORMATS = {"workers": ".0f", "spread": ".0%"}
 FORMATS |= dict.fromkeys(("first_s", "cpu_s", "again_s", "close_s", *RATIOS), ".2f")
 
-SPARE = 1 / 8  # of the machine's memory: a sample that leaves less is ended
-LEAVE_S = 2.0  # what processes get to end after their sample
+MIN_FREE_MEMORY = 1 / 8  # share of the machine's memory; a sample that leaves less is ended
+END_S = 2.0  # time for processes to end after their sample
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
 class Failed(Exception):
-    """A sample has no result; says why."""
+    """A sample has no result; the message says why."""
 
 
-def sample(asked: dict[str, Any], seconds: float) -> dict[str, float]:
-    """One sample, in a process of its own; nothing of it is left afterwards.
+def sample(request: dict[str, Any], seconds: float) -> dict[str, float]:
+    """Takes a sample in another process, of which nothing is left afterwards.
 
     Args:
-        asked: For :func:`take_sample`.
-        seconds: How long it may take.
+        request: The argument of :func:`take_sample`.
+        seconds: The time limit.
 
     Raises:
-        Failed: It has ended with an error, or would have needed more time or memory.
-        ImportError: What it needs is not installed.
+        Failed: The sample ended with an error, or needed too much time or memory.
+        ImportError: Something that it needs is not installed.
     """
-    command = [sys.executable, __file__, "--sample", json.dumps(asked)]
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complained:
-        process = subprocess.Popen(command, stdout=said, stderr=complained)
+    command = [sys.executable, __file__, "--sample", json.dumps(request)]
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
         try:
             _watch(process, seconds)
         finally:
-            _clear_away(process)
-        said.seek(0)
-        complained.seek(0)
+            _end_processes(process)
+        stdout.seek(0)
+        stderr.seek(0)
         if process.returncode:
-            last = (complained.read().strip() or f"exit code {process.returncode}").splitlines()[-1]
+            last = (stderr.read().strip() or f"exit code {process.returncode}").splitlines()[-1]
             if last.startswith(("ImportError", "ModuleNotFoundError")):
                 raise ImportError(last)
             raise Failed(last)
-        found: dict[str, float] = json.loads(said.read().splitlines()[-1])
+        found: dict[str, float] = json.loads(stdout.read().splitlines()[-1])
         return found
 
 
@@ -267,25 +270,27 @@ def _watch(process: subprocess.Popen[bytes], seconds: float) -> None:
             raise Failed(f"over {seconds:g} s")
         with open("/proc/meminfo", encoding="ascii") as file:
             kb = {name: int(value) for name, value, *_ in map(str.split, file)}
-        if kb["MemAvailable:"] < SPARE * kb["MemTotal:"]:
-            raise Failed(f"less than {SPARE:.0%} of the machine's memory left")
+        if kb["MemAvailable:"] < MIN_FREE_MEMORY * kb["MemTotal:"]:
+            raise Failed(f"less than {MIN_FREE_MEMORY:.0%} of the machine's memory left")
 
 
-def _clear_away(process: subprocess.Popen[bytes]) -> None:
-    """Ends a sample's process if it has not ended, and all that it has left."""
-    from shmvec._cores import descendants
+def _end_processes(process: subprocess.Popen[bytes]) -> None:
+    """Ends a sample's process if it has not ended, and its orphans."""
+    from shmvec._cores import descendant_ids
 
-    begin = time.monotonic() - (LEAVE_S if process.poll() is None else 0)
-    while left := descendants(os.getpid()):  # orphans come to this process; see main()
+    begin = time.monotonic() - (END_S if process.poll() is None else 0)
+    while left := descendant_ids(os.getpid()):  # orphans come to this process; see main()
         for pid in left:
             # A resource tracker ends after those that it is for, and then removes what they left.
-            if time.monotonic() > begin + LEAVE_S * (2 if _is_tracker(pid) else 1):
+            if time.monotonic() > begin + END_S * (2 if _is_tracker(pid) else 1):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.01)
         for pid in set(left) - {process.pid}:
-            with contextlib.suppress(ChildProcessError):  # it is not this process's own, or gone
+            with contextlib.suppress(
+                ChildProcessError
+            ):  # it is not this process's child, or has ended
                 os.waitpid(pid, os.WNOHANG)
     process.wait()
 
@@ -299,18 +304,18 @@ def _is_tracker(pid: int) -> bool:
 def measure(
     cell: dict[str, Any], options: Any, left_out: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """One cell: a row for each contender, the limit first; left out is what is not installed."""
-    from shmvec._commands.measuring import turns
+    """Measures a cell; yields a row for each contender that is installed, the limit first."""
+    from shmvec._commands.measuring import turn_orders
 
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ("limit", *options.system)}
     failed: dict[str, str] = {}
-    for order in turns(list(found), options.rounds):
+    for order in turn_orders(list(found), options.rounds):
         for system in order:
             if system in failed or NAMES.get(system) in left_out:
                 continue
-            asked = {**cell, "system": system, "torch": options.torch}
+            request = {**cell, "system": system, "torch": options.torch}
             try:
-                found[system].append(sample(asked, options.sample_limit))
+                found[system].append(sample(request, options.sample_limit))
             except Failed as error:
                 failed[system] = str(error)
             except ImportError as error:
@@ -320,14 +325,14 @@ def measure(
         if system in failed:
             yield {**row, "error": failed[system]}
         elif samples:
-            beside = [] if system == "limit" or "async" in failed else found.get("async", [])
-            yield {**row, **_figures(samples, beside)}
+            references = [] if system == "limit" or "async" in failed else found.get("async", [])
+            yield {**row, **_figures(samples, references)}
 
 
 def _figures(
-    samples: Sequence[dict[str, float]], beside: Sequence[dict[str, float]]
+    samples: Sequence[dict[str, float]], references: Sequence[dict[str, float]]
 ) -> dict[str, float]:
-    """Medians over the rounds, and the ratios to another's of the same rounds."""
+    """Medians over the rounds, and ratios to AsyncVectorEnv of the same rounds."""
     from statistics import median
 
     from shmvec._commands.measuring import spread
@@ -335,16 +340,16 @@ def _figures(
     row = {name: median(one[name] for one in samples) for name in samples[0]}
     row["spread"] = spread([one["first_s"] for one in samples])
     row["worker_mb"] = row["pss_mb"] / row["workers"]
-    for name, figures in RATIOS.items() if beside else ():
+    for name, figures in RATIOS.items() if references else ():
         row[name] = median(
             sum(ours[figure] for figure in figures) / sum(theirs[figure] for figure in figures)
-            for ours, theirs in zip(samples, beside, strict=True)
+            for ours, theirs in zip(samples, references, strict=True)
         )
     return row
 
 
 def cells(row: dict[str, Any]) -> Iterator[str]:
-    """A cell for each of COLUMNS, empty where there is no figure."""
+    """Yields a cell for each of COLUMNS, empty if there is no figure."""
     shown = {**row, "made": "yes" if row["made"] else "no"}
     if "error" in row:
         shown["first_s"] = row["error"].replace("|", "/")
@@ -363,7 +368,7 @@ def main() -> None:
     from harness import heading, write_results
 
     from shmvec._commands.bench import DEFAULT_WORKLOADS, WORKLOADS
-    from shmvec._commands.measuring import described, line, machine
+    from shmvec._commands.measuring import describe_machine, machine, table_line
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -379,11 +384,11 @@ def main() -> None:
     parser.add_argument("--no-torch", dest="torch", action="store_false")
     parser.add_argument("--sample-limit", type=float, default=180.0, metavar="S")
     options = parser.parse_args()
-    # What a sample has started and left behind comes here, to be ended.
+    # Orphans of samples become children of this process, which ends them.
     ctypes.CDLL(None, use_errno=True).prctl(SUBREAPER, 1, 0, 0, 0)
 
     options.torch &= find_spec("torch") is not None
-    print(f"{described(machine())}; torch is {'' if options.torch else 'not '}imported\n")
+    print(f"{describe_machine(machine())}; torch is {'' if options.torch else 'not '}imported\n")
     print(heading(*COLUMNS.values()), flush=True)
     rows: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
@@ -396,7 +401,7 @@ def main() -> None:
         cell = {"env": env, "num_envs": n, "method": method, "made": made == "yes"}
         for row in measure(cell, options, left_out):
             rows.append(row)
-            print(line(*cells(row)), flush=True)
+            print(table_line(*cells(row)), flush=True)
         write_results(options.json, {"machine": machine(), "left_out": left_out, "rows": rows})
     for what, why in left_out.items():
         print(f"left out: {what} ({why})")
@@ -406,5 +411,5 @@ if __name__ == "__main__":
     if SAMPLE is None:
         main()
     else:
-        warnings.simplefilter("ignore")  # of peers; none of ours
+        warnings.simplefilter("ignore")  # those of peers; shmvec gives none
         print(json.dumps(take_sample(SAMPLE)))

@@ -1,4 +1,4 @@
-"""Whole training runs: wall clock to so many steps, and where the time goes.
+"""Whole training runs: the wall clock for a number of steps, and where the time goes.
 
     pip install 'shmvec[bench,examples]' envpool         # EnvPool is left out where it is missing
     python benchmarks/training.py                        # all runs
@@ -7,43 +7,42 @@
     python benchmarks/training.py tune CartPole-v1 --num-envs 8
     python benchmarks/training.py tune my_env.py:MyEnv --num-envs 16 --kwargs '{"level": 3}'
 
-PPO in the shape of CleanRL's single-file scripts, on envs wrapped as those do it: collect with all
-envs, then learn, by turns. DQN and SAC have one env, or --num-envs, and a learner that computes
-between steps. The envs of "dqn-1ms" are CartPoles that compute for a millisecond.
+PPO has the shape and the wrapped envs of CleanRL's single-file scripts: it collects with all envs
+and learns by turns. DQN and SAC have one env, or --num-envs, and a learner that computes between
+steps. The envs of "dqn-1ms" are CartPoles that compute for a millisecond.
+
 The contenders are SyncVectorEnv, AsyncVectorEnv, ShmVectorEnv, ShmVectorEnv with rollouts (workers
-write where the learner reads), shmvec's Pipeline (some envs step while the policy computes; its
-policy is asked about some at a time, so its curve is another) and EnvPool's C++ envs, where it has
-the env: bare, and HalfCheetah also with Gymnasium's vector wrappers in place of the envs' own. DQN
-and SAC begin a step, learn, and take its results then; "waits" means that they call step() before
-they learn instead. What they learn from is the same; but for "Replay", that draws it from a
-shmvec.Replay of as many steps, where the others copy: its draws, and so its curve, are others.
+write where the learner reads), shmvec's Pipeline (some envs step while the policy computes) and
+EnvPool's C++ envs, if it has the env: bare, and HalfCheetah also with Gymnasium's vector wrappers
+in place of the envs' own. DQN and SAC begin a step, learn, and then take its results; "waits" means
+that they call step() before they learn. "Replay" learns from a shmvec.Replay of as many steps; the
+others learn from copies. All learn the same, except for the Pipeline, whose policy is asked about
+some envs at a time, and Replay, which draws other batches.
 
-Each contender is a process of its own, with torch and its envs loaded. They take turns; a turn is a
-whole training run, from the same seed. The clock starts after the first reset: what starting costs,
-benchmarks/start.py measures. For each: the median wall clock and its spread, (largest - smallest) /
-median; the median ratio to SyncVectorEnv and AsyncVectorEnv of the same round; the time spent in
-the envs, in the policy, learning, and handling data; and CPU-seconds used by the learner's main
-thread, by its other threads (EnvPool's envs are among them) and by workers, by wall clock: their
-shares of a core. "return" is the mean over the last quarter of the episodes. "curve" is a digest of
-all episodes' returns and the sum of the weights at the end, of the first turn. (Later ones differ
-where wrappers go on normalising.) Runs on the same envs with the same number of threads must agree
-in every turn: else the script fails. --seconds is for each kind of run: with less than its rounds
-take, there are fewer.
+Each contender has its own process, with torch and its envs loaded. They take turns; a turn is a
+whole training run, from the same seed. The clock starts after the first reset; benchmarks/start.py
+measures starts. For each contender the table has the median wall clock and its spread, (largest -
+smallest) / median; the median ratio to SyncVectorEnv and AsyncVectorEnv of the same round; the time
+spent in the envs, in the policy, learning, and handling data; and CPU-seconds of the learner's main
+thread, of its other threads (which include EnvPool's) and of workers, divided by the wall clock.
+"return" is the mean over the last quarter of the episodes. "curve" is a digest of all episodes'
+returns and the final sum of the weights, in the first turn. (Later ones differ if wrappers go on
+normalising.) If runs on the same envs with the same number of threads differ in any turn, the
+script fails. --seconds limits each kind of run: if its rounds take longer, there are fewer.
 
---device says where PPO's networks are, and what they learn from: on a GPU sums may be added in
-another order in each run, and other curves are no failure. What --json's file has of other runs,
-systems and devices stays there, with all returns of first turns; it is written after each turn.
+--device is the device of PPO's networks and their data. On a GPU, sums may be added in another
+order in each run, so different curves are no failure. Results of other runs, systems and devices
+stay in --json's file, with all returns of first turns; it is written after each turn.
 
---threads says how many threads torch has within an operation: "1,2" is 1 while it collects and 2
+--threads is the number of torch's threads within an operation: "1,2" is 1 while PPO collects and 2
 while it learns. Other numbers of threads add in another order, and learn something else in the end.
 
-tune finds the best workers and threads for an env whose learner shares the cores with it. PPO
-trains with the candidates by turns, in slices, in one run, SyncVectorEnv beside them: numbers of
-workers, each with several numbers of threads while it collects and while it learns, and for the
-best of these the wait policies. Collecting and learning alternate, so workers and the learner's
-threads want the same cores at different times; threads that spin for more work when theirs is done
-(OpenMP's) want them at the wrong one. A candidate must be more than 3 % faster than a simpler one
-to be preferred to it.
+tune finds the best workers and threads for an env whose learner uses the same cores. PPO trains
+with SyncVectorEnv and the candidates by turns, in slices, in one run: numbers of workers, each with
+several numbers of threads while it collects and while it learns, and wait policies for the best of
+these. Collecting and learning alternate, so workers and the learner's threads need the same cores
+at different times; threads that spin when they have no work (OpenMP's) take cores from the others.
+A candidate is preferred to a simpler one only if it is more than 3 % faster.
 """
 
 from __future__ import annotations
@@ -86,19 +85,19 @@ from learner import BUFFER, DQN, PARTS, PPO, SAC, Learner, PixelDQN, Recipe, Thr
 
 import shmvec
 from shmvec._commands.measuring import (
-    SIMPLER,
+    MIN_SPEEDUP,
     EnvFn,
     Progress,
     Slice,
-    described,
-    line,
+    describe_machine,
     machine,
     race,
     simplest,
     spread,
-    turns,
+    table_line,
+    turn_orders,
 )
-from shmvec._cores import WAIT_POLICIES, descendants, usable_cores
+from shmvec._cores import WAIT_POLICIES, descendant_ids, usable_cores
 from shmvec._named import find_env
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -114,11 +113,11 @@ class Run(NamedTuple):
 
     Attributes:
         make: Makes one env.
-        steps: How many steps a run makes, of all envs.
-        recipe: How it learns: a Recipe for PPO, else a class of learner.py.
-        workload: Says what has to be installed.
-        task: What EnvPool has; nothing if it has no such env.
-        envs: Their number, unless its recipe says it.
+        steps: Number of steps of all envs.
+        recipe: A Recipe for PPO, else a class of learner.py.
+        workload: The workload that knows what has to be installed.
+        task: EnvPool's name of the env; empty if it has none.
+        envs: Number of envs, unless the recipe has it.
     """
 
     make: EnvFn
@@ -130,7 +129,7 @@ class Run(NamedTuple):
 
     @property
     def ppo(self) -> bool:
-        """Whether it collects, and then learns."""
+        """Whether the learner is PPO."""
         return isinstance(self.recipe, Recipe)
 
     @property
@@ -138,8 +137,8 @@ class Run(NamedTuple):
         """Number of envs."""
         return self.recipe.num_envs if self.ppo else self.envs
 
-    def of(self, num_envs: int | None) -> Run:
-        """The same with so many envs."""
+    def with_envs(self, num_envs: int | None) -> Run:
+        """The same run with another number of envs; None: with its own."""
         if num_envs is None:
             return self
         recipe = replace(self.recipe, num_envs=num_envs) if self.ppo else self.recipe
@@ -175,7 +174,7 @@ NAMES = {
 
 
 def systems(run: Run) -> Iterator[str]:
-    """Those that have such a run."""
+    """Yields the systems that have such a run."""
     for name in NAMES:
         if name == "envpool-normalised" and run.make is not cheetah:
             continue
@@ -202,7 +201,7 @@ def vector_env(system: str, run: Run, options: dict[str, Any]) -> Any:
 
 
 def normalised(envs: Any) -> Any:
-    """What ``cheetah`` does to an env, done to a vector env by Gymnasium's wrappers of those."""
+    """Wraps a vector env as ``cheetah`` wraps an env, by Gymnasium's vector wrappers."""
     from gymnasium.wrappers import vector
 
     envs = vector.NormalizeObservation(vector.ClipAction(vector.RecordEpisodeStatistics(envs)))
@@ -211,7 +210,7 @@ def normalised(envs: Any) -> Any:
 
 
 class _EnvPool(gym.vector.VectorEnv[Any, Any, Any]):
-    """EnvPool with what Gymnasium's vector envs have besides."""
+    """Adds to EnvPool what Gymnasium's vector envs have besides."""
 
     metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
 
@@ -225,15 +224,15 @@ class _EnvPool(gym.vector.VectorEnv[Any, Any, Any]):
         self.action_space = batch(envs.action_space)
 
     def reset(self, **_: Any) -> Any:
-        """Resets all; seeds are given when it is made."""
+        """Resets all envs; EnvPool takes seeds only in its constructor."""
         return self._envs.reset()[0], {}
 
     def step(self, actions: Any) -> Any:
-        """Steps all, with actions of the dtype that it wants."""
+        """Steps all envs, with actions of EnvPool's dtype."""
         return *self._envs.step(actions.astype(self.single_action_space.dtype))[:4], {}
 
     def close_extras(self, **_: Any) -> None:
-        """Ends it."""
+        """Closes EnvPool."""
         self._envs.close()
 
 
@@ -254,13 +253,13 @@ class Trainer:
         torch.set_num_threads(threads.learning)
         self._envs = vector_env(system, run, options)
         self.close = self._envs.close
-        self._of, self._system, self._threads = run, system, threads
+        self._run, self._system, self._threads = run, system, threads
         self._device, self._seed, self._steps = device, seed, steps
         self.run(min(steps, run.num_envs * 8))
 
     def run(self, steps: int | None = None) -> dict[str, Any]:
-        """One turn: a whole run."""
-        run, system, steps = self._of, self._system, steps or self._steps
+        """Takes a turn: a whole run."""
+        run, system, steps = self._run, self._system, steps or self._steps
         with contextlib.ExitStack() as stack:
             learner: Learner
             if run.ppo:
@@ -280,8 +279,8 @@ class Trainer:
 
 
 def _timed(learner: Learner, iterations: int) -> dict[str, Any]:
-    """So many iterations, by parts and by users of cores."""
-    workers = descendants(os.getpid())
+    """Makes iterations; returns times of parts and CPU times of threads and workers."""
+    workers = descendant_ids(os.getpid())
     begin, before = time.perf_counter(), _cpu(workers)
     for _ in range(iterations):
         learner.iterate()
@@ -312,8 +311,8 @@ def measure(
     left_out: dict[str, str],
     keep: Callable[[list[Row]], object],
 ) -> list[Row]:
-    """One kind of run: every contender, by turns; keeps all rows after each."""
-    run = RUNS[name].of(options.num_envs)
+    """Measures one kind of run by turns; calls ``keep`` with all rows after each turn."""
+    run = RUNS[name].with_envs(options.num_envs)
     steps = options.steps or run.steps
     device = options.device if run.ppo else "cpu"
     running: dict[tuple[str, Threads, str], Apart] = {}
@@ -334,7 +333,7 @@ def measure(
                 del running[key]
         runs: dict[Any, list[dict[str, Any]]] = {key: [] for key in running}
         begin = time.perf_counter()
-        for number, order in enumerate(turns(running, options.rounds)):
+        for number, order in enumerate(turn_orders(running, options.rounds)):
             spent = time.perf_counter() - begin
             if number and options.seconds and spent * (number + 1) / number > options.seconds:
                 break
@@ -379,7 +378,7 @@ def rows(name: str, run: Run, device: str, runs: dict[Any, list[dict[str, Any]]]
 
 
 def disagreements(rows: Sequence[Row]) -> Iterator[str]:
-    """Runs from the same seed that did not learn the same, turn by turn."""
+    """Describes runs from the same seed that did not learn the same in some turn."""
     cells: dict[Any, dict[str, tuple[str, ...]]] = {}
     for row in rows:
         others = NAMES["envpool"], NAMES["pipeline"], NAMES["replay"]
@@ -400,7 +399,7 @@ def row_line(row: Row) -> str:
     """A row of the table."""
     ratios = [row[f"times_{name}"] for name in ("sync", "async")]
     system = f"{row['system']} {row['options']}".strip()
-    return line(
+    return table_line(
         *(row["run"], row["num_envs"], system, row["threads"]),
         *(f"{row['wall_s']:.2f}", f"{row['spread']:.0%}", row["rounds"]),
         *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
@@ -434,14 +433,14 @@ def compare() -> None:
     setup = {**machine(), "torch": torch.__version__}
     if options.device.startswith("cuda"):
         setup["gpu"] = torch.cuda.get_device_name(options.device)
-    there = read_rows(options.json, "training", setup)
-    print(f"{described(setup)}, torch {setup['torch']}, {setup.get('gpu', 'no GPU')}\n")
+    old_rows = read_rows(options.json, "training", setup)
+    print(f"{describe_machine(setup)}, torch {setup['torch']}, {setup.get('gpu', 'no GPU')}\n")
     print(heading(*HEAD), flush=True)
     found: list[Row] = []
     left_out: dict[str, str] = {}
 
     def keep(new: list[Row]) -> None:
-        everything = merged(there, [*found, *new], CELL)
+        everything = merged(old_rows, [*found, *new], CELL)
         results = {"machine": setup, "left_out": left_out, "training": everything}
         write_results(options.json, results)
 
@@ -464,7 +463,7 @@ def compare() -> None:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """What is tried; the first that are made are the simplest."""
+    """A setting that is measured; simpler ones come first."""
 
     system: str
     threads: Threads
@@ -472,15 +471,15 @@ class _Candidate:
     wait_policy: str = WAIT_POLICIES[0]
 
     def __str__(self) -> str:
-        """For the line that says what is being done."""
+        """The text of a progress line."""
         return f"{self.system}, {self.num_workers} workers, {self.wait_policy}, {self.threads}"
 
 
-class Trained:
-    """A contender: a training run that goes on in each turn."""
+class TrainingRun:
+    """A contender whose training run continues in each turn."""
 
     def __init__(self, make: EnvFn, recipe: Recipe, candidate: _Candidate) -> None:
-        """Begins it."""
+        """Begins the run."""
         fns = [make] * recipe.num_envs
         settings = {"num_workers": candidate.num_workers, "wait_policy": candidate.wait_policy}
         sync = candidate.system == NAMES["sync"]
@@ -494,7 +493,7 @@ class Trained:
             raise
 
     def run(self, seconds: float) -> Slice:
-        """One turn, of at least so many seconds."""
+        """Takes a turn of at least ``seconds``."""
         steps, count = self.training.steps, 0
         self.training.clock.resume()
         begin = time.perf_counter()
@@ -513,12 +512,12 @@ def tune(
     Args:
         make: Makes one env, with observations in a Box of one dimension, or images (c, 84, 84).
         num_envs: Number of envs.
-        seconds: How long each candidate is measured.
-        progress: Where to say what is being done.
+        seconds: Time for which each candidate is measured.
+        progress: A stream for progress lines.
 
     Returns:
-        A dict that can be written as JSON: "machine", "recipe", "rows", one a candidate, and
-        "best", one of these.
+        A dict that can be written as JSON: "machine", "recipe", "rows", one for each candidate,
+        and "best", one of these.
     """
     cores = usable_cores()
     recipe = Recipe(num_envs=num_envs, num_steps=32)
@@ -528,27 +527,27 @@ def tune(
     sync = [_Candidate(NAMES["sync"], each) for each in threads]
     ours = [_Candidate(NAMES["ours"], each, count) for count, each in product(workers, threads)]
     say = Progress(progress, f"training with {num_envs} envs")
-    rows = tried(make, recipe, sync + ours, seconds, say)
-    best = simplest(rows[len(sync) :], SIMPLER)
+    rows = train_candidates(make, recipe, sync + ours, seconds, say)
+    best = simplest(rows[len(sync) :], MIN_SPEEDUP)
     candidate = (sync + ours)[rows.index(best)]
     if candidate.num_workers != 0:
-        # The winner runs again beside them: what is compared was measured at the same time.
+        # The winner runs again with them, so that all that is compared ran at the same time.
         policies = [replace(candidate, wait_policy=policy) for policy in WAIT_POLICIES]
-        again = tried(make, recipe, sync + policies, seconds, say)[len(sync) :]
+        again = train_candidates(make, recipe, sync + policies, seconds, say)[len(sync) :]
         rows = [row for row in rows if row is not best] + again
-        best = simplest(again, SIMPLER)
+        best = simplest(again, MIN_SPEEDUP)
     say.done()
     return {"machine": machine(), "recipe": asdict(recipe), "rows": rows, "best": best}
 
 
-def tried(
+def train_candidates(
     make: EnvFn, recipe: Recipe, candidates: Sequence[_Candidate], seconds: float, say: Progress
 ) -> list[Row]:
     """Trains with candidates by turns."""
     running: dict[Any, Any] = {}
-    starts = {candidate: partial(Trained, make, recipe, candidate) for candidate in candidates}
+    starts = {candidate: partial(TrainingRun, make, recipe, candidate) for candidate in candidates}
     results = race(starts, seconds, say=say, started=running.update)
-    # The best that it can do with each: SyncVectorEnv may have more threads than we.
+    # SyncVectorEnv with its best number of threads, which may be more than ours.
     sync = max(
         (result for candidate, result in results.items() if candidate.system == NAMES["sync"]),
         key=lambda result: result.median.steps_per_s,
@@ -564,9 +563,9 @@ def tried(
 
 
 def report(results: dict[str, Any], code: str) -> Iterator[str]:
-    """The results of :func:`tune`: what was measured, the table, and code to paste."""
+    """Yields lines on the results of :func:`tune`: the machine, the table, and code to paste."""
     recipe, sync = results["recipe"], NAMES["sync"]
-    yield f"{described(results['machine'])}\n"
+    yield f"{describe_machine(results['machine'])}\n"
     yield (
         f"PPO, {recipe['num_envs']} envs x {recipe['num_steps']} steps, {recipe['epochs']} epochs "
         f"of {recipe['minibatches']} minibatches.\n"
@@ -576,7 +575,7 @@ def report(results: dict[str, Any], code: str) -> Iterator[str]:
     for row in results["rows"]:
         ours = row["system"] != sync
         workers = "one a core" if row["num_workers"] is None else str(row["num_workers"])
-        yield line(
+        yield table_line(
             workers if ours else sync,
             row["wait_policy"] if ours and row["num_workers"] != 0 else "",
             Threads(**row["threads"]),

@@ -1,18 +1,19 @@
-"""Envs that wait: many at once in a worker, resets ahead, and what both cost envs that compute.
+"""Envs that wait: many at once in a worker, resets ahead, and the cost of both for other envs.
 
-    pip install 'shmvec[bench]' torchrl        # PyTorch RL is left out where it is missing
+    pip install 'shmvec[bench]' torchrl        # without torchrl, PyTorch RL is left out
     python benchmarks/waiting.py                             # all parts
     python benchmarks/waiting.py --part asleep --num-envs 1000
-    python benchmarks/waiting.py --part resets compute
+    python benchmarks/waiting.py --part resets builds compute
 
-`asleep`: a step sleeps 50 ms, 20 more or less, drawn anew each time. A batch step in lockstep
-cannot take less than the longest of them, which is printed. Beside shmvec with two workers, by
-threads and by coroutines: one process an env (AsyncVectorEnv, and shmvec without overlap) and
-PyTorch RL's AsyncEnvPool, as far as they go. Memory is what all processes have more than before,
-divided by the number of envs, where pages that n processes share count as one nth.
+`asleep`: a step sleeps 50 ms, 20 more or less, drawn anew each time. A batch step in lockstep takes
+at least the longest of them, which is printed. shmvec with two workers, by threads and by
+coroutines, is compared with one process for each env (AsyncVectorEnv, and shmvec without overlap)
+and PyTorch RL's AsyncEnvPool, for as many envs as these can have. Memory is the growth of all
+processes' memory divided by the number of envs; a page that n processes share counts as one nth.
 
-`resets`: 8 envs in two workers, a step sleeps 20 ms, a reset 2 s, an episode has 100 steps; the
-limit is the steps alone. `compute`: CartPole-v1, whose steps only compute.
+`resets`: 8 envs in two workers; a step sleeps 20 ms, a reset 2 s, an episode has 100 steps. The
+limit is the steps alone. `builds`: 20 envs in two workers; each takes 1.5 s to make and to close.
+`compute`: CartPole-v1, whose steps only compute.
 
 Contenders take turns; the table has medians and spreads, (largest - smallest) / median.
 """
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from statistics import median
 from typing import Any
 
 import gymnasium as gym
@@ -33,11 +35,20 @@ from gymnasium.vector import AsyncVectorEnv
 from harness import Calls, arguments, heading, in_turns, memory, write_results
 
 from shmvec import ShmVectorEnv
-from shmvec._commands.measuring import LIMIT, cells, described, line, machine, race, vector_env
-from shmvec._cores import descendants
+from shmvec._commands.measuring import (
+    LIMIT,
+    cells,
+    describe_machine,
+    machine,
+    race,
+    table_line,
+    vector_env_stepper,
+)
+from shmvec._cores import descendant_ids
 
 STEP_S, SPREAD_S = 0.050, 0.020
-MOST_PROCESSES = 64  # for contenders that have one for each env
+BUILD_S = 1.5
+MAX_PROCESSES = 64  # of contenders that have one for each env
 
 
 class Sleeper(gym.Env[Any, Any]):
@@ -53,7 +64,7 @@ class Sleeper(gym.Env[Any, Any]):
         reset_s: float = 0.0,
         length: int = 0,
     ) -> None:
-        """Takes how long it sleeps, and how many steps an episode has; 0: it has no end."""
+        """Takes the times to sleep, and the number of steps of an episode; 0: no end."""
         self._step_s, self._spread_s, self._reset_s = step_s, spread_s, reset_s
         self._length = length
 
@@ -77,8 +88,21 @@ class Sleeper(gym.Env[Any, Any]):
         return self._result()
 
 
+class SlowToMake(Sleeper):
+    """Sleeps as it is made and as it is closed."""
+
+    def __init__(self) -> None:
+        """Sleeps."""
+        super().__init__()
+        time.sleep(BUILD_S)
+
+    def close(self) -> None:
+        """Sleeps."""
+        time.sleep(BUILD_S)
+
+
 class AsyncSleeper(Sleeper):
-    """The same as a coroutine."""
+    """Sleeps in a coroutine."""
 
     async def step(self, action: Any) -> Any:
         """Sleeps."""
@@ -87,11 +111,11 @@ class AsyncSleeper(Sleeper):
 
 
 def _memory_mb() -> float:
-    return sum(memory(pid).pss for pid in (os.getpid(), *descendants(os.getpid())))
+    return sum(memory(pid).pss for pid in (os.getpid(), *descendant_ids(os.getpid())))
 
 
 def stepping(envs: Any, steps: int = 1) -> Calls:
-    """Envs that are reset, of which each call makes so many batch steps."""
+    """Resets envs; returns a contender whose calls make ``steps`` batch steps."""
     envs.reset(seed=0)
     actions = np.zeros(envs.num_envs, np.int64)
 
@@ -112,8 +136,8 @@ def torchrl(num_envs: int) -> Calls:
 
 
 def asleep(num_envs: int, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """The table of envs that sleep."""
-    few = min(num_envs, MOST_PROCESSES)
+    """Measures envs that sleep, and prints their table."""
+    few = min(num_envs, MAX_PROCESSES)
 
     def ours(kind: type[Sleeper], number: int, workers: int = 2, **options: Any) -> Calls:
         return stepping(ShmVectorEnv([kind] * number, num_workers=workers, **options))
@@ -150,7 +174,7 @@ def asleep(num_envs: int, seconds: float, rounds: int) -> list[dict[str, Any]]:
         longest = STEP_S + SPREAD_S * (1 - 2 / (number + 1))  # on average
         ms, spread = result.median.batch_us / 1e3, result.spread
         figures = f"{1e3 * longest:.1f}", f"{ms:.1f}", f"{spread:.0%}", f"{mb[name]:.2f}"
-        print(line(name, number, *figures))
+        print(table_line(name, number, *figures))
         row = {"part": "asleep", "system": name, "num_envs": number, "batch_ms": ms}
         rows.append({**row, "spread": spread, "mb_an_env": mb[name]})
     for name, why in left_out.items():
@@ -161,7 +185,7 @@ def asleep(num_envs: int, seconds: float, rounds: int) -> list[dict[str, Any]]:
 def resets(
     num_envs: int, seconds: float, rounds: int, step_s: float = 0.02, reset_s: float = 2.0
 ) -> list[dict[str, Any]]:
-    """The table of envs with long resets: the time of whole episodes, in lockstep."""
+    """Measures whole episodes of envs with long resets, in lockstep, and prints their table."""
     length = 100
     fns = [partial(Sleeper, step_s, 0.0, reset_s, length)] * 8
     settings: Sequence[dict[str, Any]] = ({}, {"overlap": 4}, {"overlap": 4, "spare_envs": 1})
@@ -182,21 +206,44 @@ def resets(
             length * step_s * (4 if name == "the defaults" else 1)
         )  # of envs one after the other
         episode_s = 1e-6 * result.median.batch_us
-        print(line(name, f"{episode_s:.2f}", f"{result.spread:.0%}", f"{limit:.2f}"))
+        print(table_line(name, f"{episode_s:.2f}", f"{result.spread:.0%}", f"{limit:.2f}"))
         row = {"part": "resets", "system": name, "episode_s": episode_s}
         rows.append({**row, "spread": result.spread, "limit_s": limit})
     return rows
 
 
+def builds(num_envs: int, seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """Measures starting and closing envs that are slow to make, and prints their table."""
+    print(f"\n20 envs that take {BUILD_S:g} s to make, and to close\n")
+    print(heading("setting", "first observation, s", "close, s"))
+    settings: Sequence[dict[str, Any]]
+    settings = ({}, {"overlap": 20}, {"num_workers": 20})
+    rows = []
+    for options in settings:
+        times = []
+        for _ in range(rounds):
+            begin = time.monotonic()
+            envs = ShmVectorEnv([SlowToMake] * 20, **{"num_workers": 2, **options})
+            envs.reset(seed=0)
+            ready = time.monotonic()
+            envs.close()
+            times.append((ready - begin, time.monotonic() - ready))
+        first_s, close_s = map(median, zip(*times, strict=True))
+        name = str(options or "the defaults")
+        print(table_line(name, f"{first_s:.1f}", f"{close_s:.1f}"))
+        rows.append({"part": "builds", "system": name, "first_s": first_s, "close_s": close_s})
+    return rows
+
+
 def compute(num_envs: int, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """The table of envs that only compute."""
+    """Measures envs that only compute, and prints their table."""
     make = partial(gym.make, "CartPole-v1")
     settings: Sequence[dict[str, Any]]
     settings = ({}, {"overlap": "auto"}, {"overlap": 16}, {"spare_envs": 1})
     starts: dict[str, Any] = {}
     for options in settings:
         ours = partial(ShmVectorEnv, [make] * 32, num_workers=2, **options)
-        starts[str(options or "the defaults")] = partial(vector_env, ours)
+        starts[str(options or "the defaults")] = partial(vector_env_stepper, ours)
     results = race(starts, seconds, rounds, limit=[make])
     limit = results.pop(LIMIT)
     print("\nCartPole-v1, 32 envs, 2 workers\n")
@@ -205,12 +252,12 @@ def compute(num_envs: int, seconds: float, rounds: int) -> list[dict[str, Any]]:
     rows = []
     for name, result in results.items():
         found, ratio = result.figures(limit), result.ratio(results["the defaults"])
-        print(line(name, *cells(found), f"{ratio:.2f}"))
+        print(table_line(name, *cells(found), f"{ratio:.2f}"))
         rows.append({"part": "compute", "system": name, **found, "times_defaults": ratio})
     return rows
 
 
-PARTS = {"asleep": asleep, "resets": resets, "compute": compute}
+PARTS = {"asleep": asleep, "resets": resets, "builds": builds, "compute": compute}
 
 
 def main() -> None:
@@ -220,7 +267,7 @@ def main() -> None:
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--num-envs", type=int, default=1000, help="of those that sleep")
     options = parser.parse_args()
-    print(described(machine()))
+    print(describe_machine(machine()))
     rows = []
     for part in options.part:
         rows += PARTS[part](options.num_envs, options.seconds, options.rounds)

@@ -1,12 +1,12 @@
-"""What wrappers cost a step: in Python, and compiled.
+"""The cost of wrappers for a step, in Python and compiled.
 
     python benchmarks/wrappers.py
     python benchmarks/wrappers.py --chain CartPole Hopper --seconds 3
 
-One env in this process: its bare step, that of its wrappers, and that of their compiled twins, by
-turns, in blocks of the same actions after the same resets, which are not measured; the table has
-medians, in µs a step. The floor of an Atari chain is what no wrapper saves: four frames, two
-screens, and to resize one.
+The bare step of an env in this process, the step of its wrappers, and that of their compiled twins
+take turns, in blocks of the same actions after the same resets, which are not measured. The table
+has medians, in µs a step. The floor of an Atari chain is the work that compilation cannot save:
+four frames, two screens, and resizing one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 from gymnasium import wrappers
 from harness import Calls, arguments, heading, write_results
 
-from shmvec._commands.measuring import described, line, machine, race
-from shmvec._wrappers import compiled, notes_of
+from shmvec._commands.measuring import describe_machine, machine, race, table_line
+from shmvec._wrappers import compile_env, notes_of
 
 BLOCK = 12  # steps: an untrained CartPole stands for longer
 
@@ -38,7 +38,7 @@ def cleanrl(name: str) -> gym.Env[Any, Any]:
 
 
 def clipped(value: Any) -> Any:
-    """Between -10 and 10."""
+    """Clips a value to [-10, 10]."""
     return np.clip(value, -10, 10)
 
 
@@ -53,7 +53,7 @@ def stable_baselines(name: str) -> gym.Env[Any, Any]:
     from stable_baselines3.common.monitor import Monitor
 
     env = one_frame(name)
-    # An AtariWrapper that is reset goes on with its episode, and at some time that is over.
+    # A reset of AtariWrapper continues its episode, which ends at some time.
     return wrappers.Autoreset(AtariWrapper(Monitor(env)))
 
 
@@ -76,7 +76,7 @@ def preprocessed(name: str) -> gym.Env[Any, Any]:
 
 
 def one_frame(name: str) -> gym.Env[Any, Any]:
-    """An Atari env of which each step is a frame, and OpenCV with one thread, as in a worker."""
+    """An Atari env whose steps are single frames; OpenCV gets one thread, as in a worker."""
     import ale_py
     import cv2
 
@@ -86,7 +86,7 @@ def one_frame(name: str) -> gym.Env[Any, Any]:
 
 
 def floor_of(env: Any, colours: bool) -> Callable[[int], Any]:
-    """What a step of an Atari chain cannot do without: a function that does it."""
+    """A function that does what a step of an Atari chain cannot do without."""
     import cv2
 
     ale = env.unwrapped.ale
@@ -124,8 +124,8 @@ WAYS: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
 
 
 def compiled_step(env: Any) -> Callable[[Any], Any]:
-    """A step of its wrappers' twins; says which have none."""
-    stepper = compiled(env, always=True)
+    """The step of the wrappers' compiled twins; prints which have none."""
+    stepper = compile_env(env, always=True)
     left = [why for _, why in notes_of(stepper) if why]
     if left:
         print(f"not all is compiled: {left}")
@@ -151,7 +151,7 @@ def main() -> None:
     parser = arguments(__doc__, seconds=3.0)
     parser.add_argument("--chain", nargs="+", default=[""], help="parts of their names")
     options = parser.parse_args()
-    print(f"{described(machine())}\n")
+    print(f"{describe_machine(machine())}\n")
     print(heading("µs a step", *WAYS, "floor"), flush=True)
     rows = []
     for name, make in CHAINS.items():
@@ -162,12 +162,12 @@ def main() -> None:
         try:
             results = race(starts, options.seconds)
         except ImportError as error:
-            print(line(name, error, *[""] * 3))
+            print(table_line(name, error, *[""] * 3))
             continue
         row = {way: result.median.batch_us for way, result in results.items()}
         rows.append({"chain": name, **row})
         shown = (f"{row[way]:.1f}" if way in row else "" for way in (*WAYS, "floor"))
-        print(line(name, *shown), flush=True)
+        print(table_line(name, *shown), flush=True)
     write_results(options.json, {"machine": machine(), "rows": rows})
 
 

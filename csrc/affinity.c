@@ -3,11 +3,11 @@
 
 #include <string.h>
 
-/* What was found out about the cores that this thread was last seen with. */
+/* The cores that this thread was last seen with, and whether they were all that it could have. */
 static _Thread_local struct {
     cpu_set_t allowed;
-    bool everything;
-} known;
+    bool is_unrestricted;
+} last_seen;
 
 static bool get(cpu_set_t *cores)
 {
@@ -26,8 +26,8 @@ static cpu_set_t all_cores(void)
     return all;
 }
 
-/* Whether these cores, which are allowed now, are all that could be.  Asks for all if so. */
-static bool ask_for_everything(const cpu_set_t *allowed)
+/* Whether the cores that are allowed now are all that could be; if so, all cores are requested. */
+static bool request_all_cores(const cpu_set_t *allowed)
 {
     cpu_set_t all = all_cores(), most;
     if (!set(&all))
@@ -55,11 +55,11 @@ void sv_affinity_narrow(sv_affinity *saved, uint32_t index)
     int count = CPU_COUNT(&allowed);
     if (count < 2)
         return;
-    if (!CPU_EQUAL(&allowed, &known.allowed)) {
-        known.everything = ask_for_everything(&allowed);
-        known.allowed = allowed;
+    if (!CPU_EQUAL(&allowed, &last_seen.allowed)) {
+        last_seen.is_unrestricted = request_all_cores(&allowed);
+        last_seen.allowed = allowed;
     }
-    saved->wide = known.everything ? all_cores() : allowed;
+    saved->restored = last_seen.is_unrestricted ? all_cores() : allowed;
     CPU_ZERO(&saved->home);
     CPU_SET(nth_core(&allowed, index % (uint32_t)count), &saved->home);
     if (set(&saved->home))
@@ -73,7 +73,7 @@ void sv_affinity_widen(const sv_affinity *saved)
         return;
     CPU_AND(&both, &now, &saved->home);
     if (CPU_EQUAL(&now, &saved->home))
-        set(&saved->wide);
-    else if (CPU_COUNT(&both) == 0 && ask_for_everything(&now)) /* its core has left the cpuset */
-        set(&saved->wide);
+        set(&saved->restored);
+    else if (CPU_COUNT(&both) == 0 && request_all_cores(&now)) /* its core has left the cpuset */
+        set(&saved->restored);
 }

@@ -1,7 +1,7 @@
 /* bell.h — an event count: many sleepers, one wake, no lost wake.
  *
- * A bell wakes workers so that they look at their rings.  It carries no data: the rings are the truth,
- * the bell only ends a sleep.  One 32-bit word holds the epoch (bits 31..1) and the waiter bit
+ * A bell wakes workers so that they look at their rings.  It carries no data; it only ends a sleep.
+ * One 32-bit word holds the epoch (bits 31..1) and the waiter bit
  * (bit 0: a worker sleeps, or is about to).
  *
  * Use, by a sleeper:                        Use, by the ringer:
@@ -18,7 +18,7 @@
  * orders the flag's store before the load of the work.)
  *
  * No system call is made unless the waiter bit is set.  A ring for everyone clears it.  A ring for
- * some leaves it set, because the others may still sleep: until the next ring for everyone each
+ * some leaves it set, because the others may still sleep.  Until the next ring for everyone, each
  * ring then makes a system call, needed or not (0.3 µs), which is cheaper than counting sleepers.
  *
  * Sleeping costs a little, since it is taken in slices.  A worker without work for long dozes
@@ -27,8 +27,8 @@
  * them after a ring for everyone, to those of the workers that it has work for after a ring for some.
  * The same proof holds: the count of dozers goes up before the read-modify-write that sets the waiter
  * bit.  A ringer that clears the bit has written to every descriptor, so a dozer whose bit was cleared
- * wakes, finds nothing to do and announces itself once more: a ring for it alone finds the bit, or
- * finds it awake.
+ * wakes, finds nothing to do and announces itself again.  So a ring for it alone finds the bit set, or
+ * the dozer awake.
  *
  * A sleeper that dies leaves at most the waiter bit behind, which the next full ring clears, and
  * its place among the dozers, which costs the ringer a few writes for nothing.

@@ -14,14 +14,20 @@
  * changes the half of the word on which the futex sleeps, so a wake before the sleep makes the futex
  * refuse to sleep.
  *
- * The count is a hint: completion rings are the truth.  A worker that dies between its add and its
- * wake costs the parent one park slice (see wait.h), nothing more.  One that dies between its push
- * and its add leaves the count one too low, and damage may make it anything: so the parent looks at
- * the rings after each slice, and when the count says that all is done; if it contradicts them, the
- * parent counts on from what it finds there.
+ * The count is only a hint; the completion rings decide.  A worker that dies between its add and its
+ * wake costs the parent one park slice (see wait.h).  A worker that dies between its push and its add
+ * leaves the count one too low, and damage may give it any value.  So the parent looks at the rings
+ * after each slice, and when the count says that all is done.  If the count contradicts the rings, the
+ * parent continues with the count that it finds there.
+ *
+ * A parent that also waits for other things (an event loop) does not sleep on the word, but on an
+ * eventfd that it has handed to the workers.  The worker that wakes the parent then also writes to the
+ * eventfd.  So nothing changes here, and nobody writes to a parent that has not armed.  There are no
+ * slices then.  Instead the pidfd of a dead worker wakes the parent, too, and each time before it arms,
+ * the parent continues with the count that it finds in the rings.
  *
  * Workers need to know whether they are among the last of a batch step (wait.h: "Who stays awake").
- * So the parent publishes beforehand up to which count it will issue requests.  That is a hint, too:
+ * So the parent publishes in advance up to which count it will issue requests.  That is also a hint:
  * all accesses are relaxed, and a wrong number only makes a worker's wait cost more.
  */
 #ifndef SHMVEC_COMPLETION_H
@@ -33,7 +39,7 @@
 typedef struct {
     alignas(SV_CACHE_LINE) _Atomic uint64_t word;
     _Atomic uint32_t issued; /* the count up to which requests are issued: a hint, see above */
-    _Atomic int64_t done_at; /* when a request was last done: the parent learns how late it saw */
+    _Atomic int64_t done_at; /* when a request was last done; shows how late the parent noticed */
 } sv_completion;
 
 #define SV_COMPLETION_ARMED UINT64_C(1)

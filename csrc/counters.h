@@ -5,10 +5,10 @@
  * and the parent, or another process that has mapped the segment (top), reads at any time.  The
  * numbers carry no data and order nothing, so all accesses but those of `busy` are relaxed: a reader
  * may see one number newer than another, never half of one.  When a worker has ended, the parent adds
- * its counters to a block beside, before the successor begins at zero; the parent's own counters are
- * in its notice (notice.h).
+ * its counters to a second block (`past`), before the successor begins at zero.  The parent's own
+ * counters are in its notice (notice.h).
  *
- * A counter is a line of one of the tables below.  All else is generated from it: these structures
+ * A counter is a line of one of the tables below.  The rest is generated from it: these structures
  * and the functions on them; the declaration for Cython, which setup.py writes; the attributes of
  * stats() and their docstrings; the columns of its table and of top; top's metrics for Prometheus.
  */
@@ -72,7 +72,7 @@ typedef struct {
     _Atomic uint64_t overlaps;   /* whether it may be busy with several envs at once */
     _Atomic uint64_t process;    /* the worker's process id, in its own namespace */
     SV_ON_CORES(SV_COUNTER)      /* how much that was before it served */
-    _Atomic uint64_t first_env;  /* which envs are the worker's; in the block beside, by the parent */
+    _Atomic uint64_t first_env;  /* the worker's envs; only in its `past` block, by the parent */
     _Atomic uint64_t num_envs;
 } sv_counters;
 
@@ -117,7 +117,7 @@ static inline void sv_counters_publish(sv_counters *counters, const sv_counts *c
 }
 
 /* Parent: adds the counts of a dead worker to those of its predecessors. */
-static inline void sv_counters_keep(sv_counters *past, const sv_counters *gone)
+static inline void sv_counters_add(sv_counters *past, const sv_counters *gone)
 {
 #define SV_KEEP(name, heading, help)                                                               \
     sv_counter_set(&past->name, sv_counter_get(&past->name) + sv_counter_get(&gone->name));
@@ -125,8 +125,8 @@ static inline void sv_counters_keep(sv_counters *past, const sv_counters *gone)
 #undef SV_KEEP
 }
 
-/* What a worker is doing with an env.  In several: it is busy with more than one at a time, whose own
- * activities (timings.h) say what with. */
+/* What a worker is doing with an env.  SV_IN_SEVERAL: it is busy with several envs at once, and the
+ * envs' own activities (timings.h) say what they do. */
 enum sv_doing { SV_IN_STEP, SV_IN_RESET, SV_IN_CALL, SV_IN_SEVERAL };
 
 /* An operation in progress, with its env. */
@@ -152,8 +152,8 @@ static inline const char *sv_busy_name(uint64_t busy)
     return names[busy & 3];
 }
 
-/* The writer: notes that an operation begins; 0: that it ends.  The end leaves `since` as it is: a
- * reader that has read `busy` before the end may read `since` after it. */
+/* The writer: notes that an operation begins, or with `busy` 0 that it ends.  The end does not change
+ * `since`, because a reader that has read `busy` before the end may read `since` after it. */
 static inline void sv_busy_begin(sv_activity *activity, uint64_t busy, int64_t now)
 {
     /* release: pairs with the acquire of sv_busy_for, which must not see this with an older time. */
@@ -162,7 +162,7 @@ static inline void sv_busy_begin(sv_activity *activity, uint64_t busy, int64_t n
     atomic_store_explicit(&activity->busy, busy, memory_order_release);
 }
 
-/* A reader: what is in progress, and for how long (at most as long as it really is). */
+/* A reader: what is in progress, and for how long; the time is never too long. */
 static inline uint64_t sv_busy_for(const sv_activity *activity, int64_t now, int64_t *elapsed)
 {
     /* acquire: pairs with the release of sv_busy_begin. */

@@ -11,7 +11,7 @@
 
 #include "platform.h"
 
-#define PATIENCE_NS (SV_NS_PER_S / 2)
+#define KILL_TIMEOUT_NS (SV_NS_PER_S / 2)
 #define PAUSE_NS (SV_NS_PER_S / 1000)
 #define REAP (-1)   /* in place of a signal: wait for those that have ended */
 #define BY_PIDFD 3 /* P_PIDFD, which older headers lack */
@@ -47,18 +47,18 @@ static bool signal_if_marked(pid_t process, const uint64_t *marks, uint32_t coun
     if (pidfd < 0)
         return errno != ESRCH && errno != EINVAL; /* without a free descriptor: it may live */
     struct pollfd end = {.fd = pidfd, .events = POLLIN};
-    bool same = is_marked(process, marks, count);
-    bool lives = same && poll(&end, 1, 0) == 0;
-    if (same && number == REAP)
+    bool is_same = is_marked(process, marks, count);
+    bool is_alive = is_same && poll(&end, 1, 0) == 0;
+    if (is_same && number == REAP)
         syscall(SYS_waitid, BY_PIDFD, pidfd, NULL, WEXITED | WNOHANG | __WALL, NULL);
-    else if (lives && number != 0)
+    else if (is_alive && number != 0)
         syscall(SYS_pidfd_send_signal, pidfd, number, NULL, 0);
     close(pidfd);
-    return lives;
+    return is_alive;
 }
 
 /* The number that a name consists of; 0 if it is none. */
-static pid_t number_of(const char *name)
+static pid_t parse_process_id(const char *name)
 {
     pid_t number = 0;
     for (; *name != '\0'; name++) {
@@ -70,7 +70,7 @@ static pid_t number_of(const char *name)
 }
 
 /* Scans all processes once. */
-static uint32_t pass_over(const uint64_t *marks, uint32_t count, int number, pid_t spared)
+static uint32_t scan_processes(const uint64_t *marks, uint32_t count, int number, pid_t spared)
 {
     /* getdents64, since opendir allocates: the thread that holds the allocator's lock may be stuck. */
     struct entry {
@@ -96,7 +96,7 @@ static uint32_t pass_over(const uint64_t *marks, uint32_t count, int number, pid
         for (long at = 0; at < bytes;) {
             uint16_t length;
             memcpy(&length, entries + at + offsetof(struct entry, bytes), sizeof length);
-            pid_t process = number_of(entries + at + offsetof(struct entry, name));
+            pid_t process = parse_process_id(entries + at + offsetof(struct entry, name));
             if (process > 0 && process != self && process != spared)
                 living += signal_if_marked(process, marks, count, number);
             at += length;
@@ -108,8 +108,8 @@ static uint32_t pass_over(const uint64_t *marks, uint32_t count, int number, pid
 
 uint32_t sv_family_signal(const uint64_t *marks, uint32_t count, int number, pid_t spared)
 {
-    uint32_t living = pass_over(marks, count, number, spared);
-    return living > 0 ? living : pass_over(marks, count, number, spared);
+    uint32_t living = scan_processes(marks, count, number, spared);
+    return living > 0 ? living : scan_processes(marks, count, number, spared);
 }
 
 void sv_family_reap(const uint64_t *marks, uint32_t count)
@@ -118,12 +118,12 @@ void sv_family_reap(const uint64_t *marks, uint32_t count)
     if (!adopts)
         prctl(PR_GET_CHILD_SUBREAPER, &adopts);
     if (adopts)
-        pass_over(marks, count, REAP, 0);
+        scan_processes(marks, count, REAP, 0);
 }
 
 void sv_family_kill(uint64_t mark)
 {
-    int64_t deadline = sv_now_ns() + PATIENCE_NS;
+    int64_t deadline = sv_now_ns() + KILL_TIMEOUT_NS;
     while (sv_family_signal(&mark, 1, SIGKILL, 0) > 0 && sv_now_ns() < deadline)
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
 }

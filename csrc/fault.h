@@ -1,7 +1,7 @@
 /* fault.h — kills this process at a numbered point of the protocol, for tests of how the other side
  * recovers.
  *
- * A point is armed by the process that is to die (sv_fault_point); otherwise it costs a load and a
+ * The process that should die arms a point (sv_fault_point).  Other points cost a load and a
  * comparison.  The points, in a worker:
  *
  *     1  a request was taken, nothing done            7  the answer is published, not counted
@@ -19,7 +19,7 @@
 
 #define SV_FAULT_POINTS 11
 
-/* Weak, so that every file with a point may define it, and all share one. */
+/* Weak, so that every file with a point may define it, and all share it. */
 __attribute__((weak, visibility("hidden"))) int sv_fault_point;
 
 #define SV_FAULT(point)                                                                            \

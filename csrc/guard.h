@@ -1,8 +1,9 @@
 /* guard.h — admits one call at a time: a second call is refused at once, and does not wait.
  *
- * One word holds the id of the thread whose call is under way; 0 is no thread's.  A call that finds an
- * id there is refused, even its own thread's: a re-entrant call, made by a signal handler in the middle
- * of another call, would see that call half done.  Each call sees all that the call before it did.
+ * One word holds the id of the thread whose call is under way; 0: none is.  A call that finds an id
+ * there is refused, even if it is that of its own thread: a re-entrant call, made by a signal handler
+ * in the middle of another call, would see that call half done.  Each call sees all that earlier calls
+ * did.
  *
  * A guard is private to its process.
  */

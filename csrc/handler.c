@@ -11,22 +11,22 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-static void (*theirs)(int);
-static int written_to;
+static void (*inner_handler)(int);
+static int output;
 static dev_t device;
 static ino_t inode;
-static uintptr_t unready;
+static uintptr_t unready_code;
 static size_t unready_bytes;
 
-static const off_t most_bytes = 1 << 18; /* more than a stack has */
+static const off_t max_bytes = 1 << 18; /* more than a stack has */
 
 /* Whether the descriptor still means the file, which is emptied if it has become long. */
-static bool is_still_there(void)
+static bool is_same_file(void)
 {
     struct stat status;
-    if (fstat(written_to, &status) != 0 || status.st_dev != device || status.st_ino != inode)
+    if (fstat(output, &status) != 0 || status.st_dev != device || status.st_ino != inode)
         return false;
-    if (status.st_size > most_bytes && ftruncate(written_to, 0) != 0)
+    if (status.st_size > max_bytes && ftruncate(output, 0) != 0)
         return false;
     return true;
 }
@@ -41,26 +41,26 @@ static bool is_unready(const void *context)
     uintptr_t at = interrupted->uc_mcontext.pc;
 #else
     (void)interrupted;
-    uintptr_t at = unready + unready_bytes;
+    uintptr_t at = unready_code + unready_bytes;
 #endif
-    return at - unready < unready_bytes;
+    return at - unready_code < unready_bytes;
 }
 
-static void guarded(int number, siginfo_t *info, void *context)
+static void guarded_handler(int number, siginfo_t *info, void *context)
 {
     (void)info;
-    int kept = errno;
+    int saved_errno = errno;
     pid_t process = getpid();
     if (syscall(SYS_gettid) != process) {
         syscall(SYS_tgkill, process, process, number);
-    } else if (is_still_there()) {
+    } else if (is_same_file()) {
         bool ready = !is_unready(context);
         if (ready)
-            theirs(number);
-        ssize_t ignored = write(written_to, ready ? "" : "\1", ready ? 1 : 2);
+            inner_handler(number);
+        ssize_t ignored = write(output, ready ? "" : "\1", ready ? 1 : 2);
         (void)ignored;
     }
-    errno = kept;
+    errno = saved_errno;
 }
 
 int sv_handler_guard(int number, int descriptor, const void *code, size_t bytes)
@@ -69,20 +69,20 @@ int sv_handler_guard(int number, int descriptor, const void *code, size_t bytes)
     struct stat status;
     if (sigaction(number, NULL, &action) != 0 || fstat(descriptor, &status) != 0)
         return errno;
-    bool is_ours = (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == guarded;
+    bool is_ours = (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == guarded_handler;
     if (!is_ours
         && ((action.sa_flags & SA_SIGINFO) != 0 || action.sa_handler == SIG_DFL
             || action.sa_handler == SIG_IGN))
         return EINVAL;
-    written_to = descriptor;
+    output = descriptor;
     device = status.st_dev;
     inode = status.st_ino;
-    unready = (uintptr_t)code;
+    unready_code = (uintptr_t)code;
     unready_bytes = bytes;
     if (is_ours)
         return 0;
-    theirs = action.sa_handler;
-    action.sa_sigaction = guarded;
+    inner_handler = action.sa_handler;
+    action.sa_sigaction = guarded_handler;
     action.sa_flags |= SA_SIGINFO;
     return sigaction(number, &action, NULL) == 0 ? 0 : errno;
 }

@@ -6,18 +6,17 @@
  * - It restores errno.  A handler may run between a failed system call and the check of errno.  If it
  *   changed errno there, "interrupted", after which a caller retries, would become an error that the
  *   caller does not expect.
- * - It writes to the given file only.  An env may close descriptors that are not its own, and open a
- *   file of its own under the same number; and a signal that was blocked arrives later.
- * - It runs in the process's first thread, which runs the envs: another thread that receives the
+ * - It only writes to the given file.  An env may close descriptors that are not its own, and open
+ *   another file under the same number, and a signal that was blocked arrives later.
+ * - It runs in the process's first thread, which runs the envs.  Another thread that receives the
  *   signal passes it on.
  * - It does not read a stack in the middle of a change.  CPython 3.11 and 3.12 count a call from C
- *   where their interpreter's function begins, and store the called frame some instructions later.
- *   In between the frame pointer refers to old memory: the frame of a call that has ended, one far
- *   below, or an address that cannot be read.  Faulthandler would show another stack, or crash.
- * - It ends its output with a zero byte, so that the reader knows that all was written.  A byte 1
- *   alone before it says that the stack was in the middle of a change; the next attempt works.
- * - It empties a file that has become long: readers, which may be root, only read what they find in
- *   another user's process.
+ *   at the beginning of their interpreter's function, and store the called frame some instructions
+ *   later.  In between the frame pointer refers to old memory: the frame of a call that has ended, one
+ *   far below, or an address that cannot be read.  Faulthandler would show another stack, or crash.
+ * - It ends its output with a zero byte, so that the reader knows that all was written.  If only a
+ *   byte 1 precedes it, the stack was in the middle of a change, and the next attempt works.
+ * - It empties a file that has become long, because readers, which may be root, write nothing.
  */
 #ifndef SHMVEC_HANDLER_H
 #define SHMVEC_HANDLER_H

@@ -1,8 +1,8 @@
-/* marks.h — marks rows of memory that are lent: these are not written before they are given back.
+/* marks.h — marks rows of memory that are lent, which nobody writes before they are given back.
  *
- * Each row has a mark, a byte in an array of NumPy's.  One thread lends, finds free rows and has
- * workers write there; any thread may give back.  A borrower reads a row before it gives the row back
- * (release); the lender that finds the row free (acquire) asks workers to write only after that.
+ * Each row has a mark, a byte in a NumPy array.  One thread lends rows, finds free ones and has
+ * workers write there; any thread may give rows back.  A borrower reads a row before it gives the row
+ * back (release), and the lender asks workers to write only after it has found the row free (acquire).
  */
 #ifndef SHMVEC_MARKS_H
 #define SHMVEC_MARKS_H
@@ -16,7 +16,7 @@ static inline _Atomic uint8_t *sv_mark_at(uint8_t *marks, size_t row)
 
 static inline void sv_marks_set(uint8_t *marks, size_t first, size_t count)
 {
-    /* relaxed: the thread that lends has found these rows free. */
+    /* relaxed: the lending thread has found these rows free. */
     for (size_t row = first; row < first + count; row++)
         atomic_store_explicit(sv_mark_at(marks, row), 1, memory_order_relaxed);
 }

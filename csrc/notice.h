@@ -1,7 +1,7 @@
 /* notice.h — what the parent publishes about its vector env, for onlookers: python -m shmvec top.
  *
- * What the workers do is in their counters and in the histograms of their envs.  Only the parent knows
- * the rest: whether it waits, and for how long; how many faults there were; which process owns the
+ * The counters and histograms show what the workers do.  Only the parent knows the rest: whether it
+ * waits, and for how long; how many faults there were; which process owns the
  * segment, and whether the vector env is still in use.  The parent writes that here, on cache lines of
  * its own, and is the only writer; onlookers map the segment, or read its file, and write nothing.
  *
@@ -55,13 +55,13 @@ static inline uint64_t sv_notice_state(const sv_notice *notice)
 }
 
 /* Parent: notes that a wait begins. */
-static inline void sv_notice_wait(sv_notice *notice, int64_t now)
+static inline void sv_notice_begin_wait(sv_notice *notice, int64_t now)
 {
     sv_busy_begin(&notice->parent.activity, 1, now);
 }
 
 /* Parent: notes that the wait is over. */
-static inline void sv_notice_go_on(sv_notice *notice)
+static inline void sv_notice_end_wait(sv_notice *notice)
 {
     sv_busy_begin(&notice->parent.activity, 0, 0);
 }

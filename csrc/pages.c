@@ -8,7 +8,7 @@
 
 #include "marks.h"
 
-static sv_area *all;
+static sv_area *areas;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list */
 static bool registered;
 
@@ -20,7 +20,7 @@ static bool is_lent(const sv_area *area)
     return false;
 }
 
-static void *copy_of(const sv_area *area)
+static void *copy_pages(const sv_area *area)
 {
     void *copy =
         mmap(NULL, area->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -33,19 +33,19 @@ static void *copy_of(const sv_area *area)
 static void before_fork(void)
 {
     pthread_mutex_lock(&lock);
-    for (sv_area *area = all; area != NULL; area = area->after) {
+    for (sv_area *area = areas; area != NULL; area = area->next) {
         if (!is_lent(area))
             continue;
-        area->copy = copy_of(area);
+        area->copy = copy_pages(area);
         if (area->copy == NULL)
             /* relaxed: a flag, which guards nothing else. */
-            atomic_store_explicit(&area->both, 1, memory_order_relaxed);
+            atomic_store_explicit(&area->is_common, 1, memory_order_relaxed);
     }
 }
 
 static void after_fork(bool in_child)
 {
-    for (sv_area *area = all; area != NULL; area = area->after) {
+    for (sv_area *area = areas; area != NULL; area = area->next) {
         if (area->copy == NULL)
             continue;
         if (!in_child
@@ -78,10 +78,10 @@ bool sv_area_add(sv_area *area, void *start, size_t bytes, const uint8_t *marks,
     pthread_mutex_lock(&lock);
     registered = registered || pthread_atfork(before_fork, in_parent, in_child) == 0;
     if (registered) {
-        area->after = all;
-        if (all != NULL)
-            all->before = area;
-        all = area;
+        area->next = areas;
+        if (areas != NULL)
+            areas->previous = area;
+        areas = area;
     }
     pthread_mutex_unlock(&lock);
     return registered;
@@ -90,16 +90,16 @@ bool sv_area_add(sv_area *area, void *start, size_t bytes, const uint8_t *marks,
 void sv_area_remove(sv_area *area)
 {
     pthread_mutex_lock(&lock);
-    if (area->before != NULL)
-        area->before->after = area->after;
+    if (area->previous != NULL)
+        area->previous->next = area->next;
     else
-        all = area->after;
-    if (area->after != NULL)
-        area->after->before = area->before;
+        areas = area->next;
+    if (area->next != NULL)
+        area->next->previous = area->previous;
     pthread_mutex_unlock(&lock);
 }
 
 bool sv_area_is_common(const sv_area *area)
 {
-    return atomic_load_explicit(&area->both, memory_order_relaxed) != 0;
+    return atomic_load_explicit(&area->is_common, memory_order_relaxed) != 0;
 }

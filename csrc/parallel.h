@@ -1,12 +1,11 @@
-/* parallel.h — runs the turns of a loop in a few threads of C's, beside the caller, which may do other
- * work meanwhile.
+/* parallel.h — runs the turns of a loop in a few threads, while the caller may do other work.
  *
- * The caller begins a loop, goes on, and finishes it: it then takes turns itself, and returns when all
- * are done.  Turns are handed out by a counter, in order, to whoever is free.  Threads sleep while there
- * is no loop.  They run no Python and allocate nothing, so a fork in their midst is safe: the child has
- * none of them, and must not use what it has inherited but to free it.
+ * The caller begins a loop, does other work, and finishes the loop: it then takes turns itself, and
+ * returns when all are done.  A counter hands out the turns, in order, to any thread that is free.
+ * Threads sleep while there is no loop.  They run no Python and allocate nothing, so a fork at any
+ * moment is safe: the child has none of the threads, and may only free what it has inherited.
  *
- * Several threads may finish a loop; one at a time begins one, and none while others finish.
+ * Several threads may finish a loop.  Only one at a time may begin one, and none while others finish.
  */
 #ifndef SHMVEC_PARALLEL_H
 #define SHMVEC_PARALLEL_H

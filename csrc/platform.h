@@ -1,10 +1,10 @@
 /* platform.h — cache line size, clock, pause, yield and futex, for the architectures of 64-bit Linux.
  *
- * All that differs between architectures is in this file.  Other systems were never built or run.
+ * All that differs between architectures is in this file.  It was never built for other systems.
  *
  * Memory shared between processes may be mapped at different addresses, so nothing here stores a
- * pointer in it, and the futex calls never use FUTEX_PRIVATE_FLAG (a private futex is keyed by
- * the virtual address and would never meet its waker in another process).
+ * pointer in it, and the futex calls never use FUTEX_PRIVATE_FLAG: a private futex is identified by
+ * its virtual address, so another process could not wake it.
  */
 #ifndef SHMVEC_PLATFORM_H
 #define SHMVEC_PLATFORM_H
@@ -45,9 +45,9 @@ static inline int64_t sv_now_ns(void)
     return (int64_t)now.tv_sec * SV_NS_PER_S + now.tv_nsec;
 }
 
-/* A counter that runs at a steady rate.  It is one instruction; the clock is a call that waits for
- * all instructions before it, and whose code and data displace an env's in the caches.  The unit is
- * not known, and cores may disagree about it: for measuring, not for deadlines. */
+/* A counter that runs at a steady rate.  Reading it is one instruction.  Reading the clock is a call,
+ * which waits for all instructions before it and displaces an env's code and data in the caches.  The
+ * unit is unknown, and counters of two cores may differ, so it is for measuring, not for deadlines. */
 static inline uint64_t sv_ticks(void)
 {
 #if defined(__x86_64__)
@@ -61,7 +61,7 @@ static inline uint64_t sv_ticks(void)
 #endif
 }
 
-/* Tells the core that this is a spin loop: saves power and the sibling hyper-thread's time. */
+/* Tells the core that this is a spin loop, which saves power and the sibling hyper-thread's time. */
 static inline void sv_pause(void)
 {
 #if defined(__x86_64__)

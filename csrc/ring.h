@@ -10,15 +10,15 @@
  * head travels back the same way, so that a place is reused only after it was read.
  *
  * Preconditions: one producer and one consumer at a time; the capacity is a power of two, at most
- * 2**30.  Never many producers: one that died between taking a ticket and publishing would leave a
- * hole for ever.
+ * 2**30.  There are never many producers, because one that died between claiming and publishing a
+ * place would leave a hole for ever.
  *
- * Trust: capacity, mask and base pointers live in the private handle, and what is read from the
+ * Trust: capacity, mask and base pointers are in the private handle, and what is read from the
  * shared part is checked before use.  A corrupt segment gives SV_RING_CORRUPT, never an access out
- * of bounds.  A record has a sum of itself and its position, so that a reader takes only what was put
- * at this place in this lap: a false record could make it wait for ever, for a message that never
+ * of bounds.  A record has a checksum of itself and its position, so that a reader takes only what was
+ * put at this place in this lap: after a wrong record it could wait for ever for a message that never
  * comes.  A handle caches the other side's position, so that only a full or an empty ring costs a
- * cache miss, and not each operation.
+ * cache miss.
  */
 #ifndef SHMVEC_RING_H
 #define SHMVEC_RING_H
@@ -60,8 +60,8 @@ typedef struct {
     sv_ring_shared *shared;
     sv_slot *slots;
     uint32_t capacity;
-    uint32_t mine;   /* my position: tail of the producer, head of the consumer */
-    uint32_t theirs; /* the other side's position when last looked at */
+    uint32_t position;      /* of this side: the producer's tail, or the consumer's head */
+    uint32_t peer_position; /* of the other side, when it was last read */
 } sv_ring;
 
 /* Bytes in the segment of a ring of `capacity` records. */
@@ -81,9 +81,9 @@ static inline void sv_ring_attach_producer(sv_ring *ring, void *base, uint32_t c
     ring->shared = base;
     ring->slots = (sv_slot *)((char *)base + sizeof(sv_ring_shared));
     ring->capacity = capacity;
-    /* relaxed: my own position; theirs is looked up when the ring seems full. */
-    ring->mine = atomic_load_explicit(&ring->shared->tail, memory_order_relaxed);
-    ring->theirs = ring->mine - capacity;
+    /* relaxed: this side's position.  The other one is read when the ring seems full. */
+    ring->position = atomic_load_explicit(&ring->shared->tail, memory_order_relaxed);
+    ring->peer_position = ring->position - capacity;
 }
 
 static inline void sv_ring_attach_consumer(sv_ring *ring, void *base, uint32_t capacity)
@@ -91,38 +91,39 @@ static inline void sv_ring_attach_consumer(sv_ring *ring, void *base, uint32_t c
     ring->shared = base;
     ring->slots = (sv_slot *)((char *)base + sizeof(sv_ring_shared));
     ring->capacity = capacity;
-    /* relaxed: my own position; theirs is looked up when the ring seems empty. */
-    ring->mine = ring->theirs = atomic_load_explicit(&ring->shared->head, memory_order_relaxed);
+    /* relaxed: this side's position.  The other one is read when the ring seems empty. */
+    ring->position = atomic_load_explicit(&ring->shared->head, memory_order_relaxed);
+    ring->peer_position = ring->position;
 }
 
 /* Producer: appends a record.  SV_RING_NO when the ring is full. */
 static inline int sv_ring_try_push(sv_ring *ring, const sv_record *record)
 {
-    if (ring->mine - ring->theirs >= ring->capacity) {
+    if (ring->position - ring->peer_position >= ring->capacity) {
         /* acquire: pairs with the release of the head in sv_ring_try_pop: the place was read. */
-        ring->theirs = atomic_load_explicit(&ring->shared->head, memory_order_acquire);
-        uint32_t used = ring->mine - ring->theirs;
+        ring->peer_position = atomic_load_explicit(&ring->shared->head, memory_order_acquire);
+        uint32_t used = ring->position - ring->peer_position;
         if (used > ring->capacity)
             return SV_RING_CORRUPT;
         if (used == ring->capacity)
             return SV_RING_NO;
     }
-    sv_slot *slot = &ring->slots[ring->mine & (ring->capacity - 1)];
+    sv_slot *slot = &ring->slots[ring->position & (ring->capacity - 1)];
     slot->record = *record;
-    slot->sum = sv_record_sum(record, ring->mine);
+    slot->sum = sv_record_sum(record, ring->position);
     SV_FAULT(6);
-    ring->mine++;
+    ring->position++;
     /* release: pairs with the acquire of the tail in sv_ring_peek; record and payload first. */
-    atomic_store_explicit(&ring->shared->tail, ring->mine, memory_order_release);
+    atomic_store_explicit(&ring->shared->tail, ring->position, memory_order_release);
     return SV_RING_YES;
 }
 
-/* Producer: for how many more records there is room; 0 if that makes no sense. */
+/* Producer: the number of records for which there is room; 0 if the head is damaged. */
 static inline uint32_t sv_ring_room(const sv_ring *ring)
 {
     /* acquire: pairs with the release of the head in sv_ring_try_pop: these places were read. */
     uint32_t used =
-        ring->mine - atomic_load_explicit(&ring->shared->head, memory_order_acquire);
+        ring->position - atomic_load_explicit(&ring->shared->head, memory_order_acquire);
     return used <= ring->capacity ? ring->capacity - used : 0;
 }
 
@@ -130,18 +131,18 @@ static inline uint32_t sv_ring_room(const sv_ring *ring)
 static inline void sv_ring_announce(const sv_ring *ring)
 {
     /* release: as in sv_ring_try_push. */
-    atomic_store_explicit(&ring->shared->tail, ring->mine, memory_order_release);
+    atomic_store_explicit(&ring->shared->tail, ring->position, memory_order_release);
 }
 
 /* Consumer: whether a record waits. */
 static inline int sv_ring_peek(sv_ring *ring)
 {
-    if (ring->mine == ring->theirs) {
+    if (ring->position == ring->peer_position) {
         /* acquire: pairs with the release of the tail in sv_ring_try_push. */
-        ring->theirs = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
-        uint32_t used = ring->theirs - ring->mine;
+        ring->peer_position = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
+        uint32_t used = ring->peer_position - ring->position;
         if (used > ring->capacity) {
-            ring->theirs = ring->mine; /* load the tail again next time, never read the slots */
+            ring->peer_position = ring->position; /* so that the next call loads the tail again */
             return SV_RING_CORRUPT;
         }
         return used > 0;
@@ -149,12 +150,12 @@ static inline int sv_ring_peek(sv_ring *ring)
     return SV_RING_YES;
 }
 
-/* Consumer: how many records wait; 0 if that makes no sense. */
+/* Consumer: the number of records that wait; 0 if the tail is damaged. */
 static inline uint32_t sv_ring_waiting(const sv_ring *ring)
 {
     /* acquire: pairs with the release of the tail in sv_ring_try_push. */
     uint32_t used =
-        atomic_load_explicit(&ring->shared->tail, memory_order_acquire) - ring->mine;
+        atomic_load_explicit(&ring->shared->tail, memory_order_acquire) - ring->position;
     return used <= ring->capacity ? used : 0;
 }
 
@@ -164,23 +165,23 @@ static inline int sv_ring_try_pop(sv_ring *ring, sv_record *record)
     int found = sv_ring_peek(ring);
     if (found != SV_RING_YES)
         return found;
-    const sv_slot *slot = &ring->slots[ring->mine & (ring->capacity - 1)];
+    const sv_slot *slot = &ring->slots[ring->position & (ring->capacity - 1)];
     *record = slot->record;
-    if (slot->sum != sv_record_sum(record, ring->mine)) {
-        ring->theirs = ring->mine; /* as in sv_ring_peek */
+    if (slot->sum != sv_record_sum(record, ring->position)) {
+        ring->peer_position = ring->position; /* as in sv_ring_peek */
         return SV_RING_CORRUPT;
     }
-    ring->mine++;
+    ring->position++;
     /* release: pairs with the acquire of the head in sv_ring_try_push: read before reuse. */
-    atomic_store_explicit(&ring->shared->head, ring->mine, memory_order_release);
+    atomic_store_explicit(&ring->shared->head, ring->position, memory_order_release);
     return SV_RING_YES;
 }
 
 /* ---- messages ----------------------------------------------------------------------------- */
 
-/* A message is an 8-byte header {payload bytes, tag} and its payload, padded to 8 bytes and never
- * split: where the end of the buffer is too near, a filler (tag SV_FILLER) skips it.  So payloads
- * are read and written in place, without a copy. */
+/* A message is an 8-byte header {payload bytes, tag} and its payload, padded to 8 bytes.  A message is
+ * never split: if the end of the buffer is too near, a filler (tag SV_FILLER) skips to the beginning.
+ * So payloads are read and written in place, without a copy. */
 
 typedef struct {
     uint32_t bytes;
@@ -193,9 +194,9 @@ typedef struct {
     sv_ring_shared *shared;
     char *buffer;
     uint32_t capacity;
-    uint32_t mine;
-    uint32_t theirs;
-    uint32_t pending;  /* bytes of the message reserved or peeked */
+    uint32_t position;
+    uint32_t peer_position;
+    uint32_t pending; /* bytes of the message that is reserved or peeked */
 } sv_byte_ring;
 
 static inline size_t sv_byte_ring_bytes(uint32_t capacity)
@@ -209,9 +210,9 @@ static inline void sv_byte_ring_attach_producer(sv_byte_ring *ring, void *base, 
     ring->buffer = (char *)base + sizeof(sv_ring_shared);
     ring->capacity = capacity;
     ring->pending = 0;
-    /* relaxed: my own position.  Masked: positions are multiples of 8 in a sane segment. */
-    ring->mine = atomic_load_explicit(&ring->shared->tail, memory_order_relaxed) & ~7u;
-    ring->theirs = ring->mine - capacity;
+    /* relaxed: this side's position.  Masked: it is a multiple of 8 unless the segment is damaged. */
+    ring->position = atomic_load_explicit(&ring->shared->tail, memory_order_relaxed) & ~7u;
+    ring->peer_position = ring->position - capacity;
 }
 
 static inline void sv_byte_ring_attach_consumer(sv_byte_ring *ring, void *base, uint32_t capacity)
@@ -221,8 +222,8 @@ static inline void sv_byte_ring_attach_consumer(sv_byte_ring *ring, void *base, 
     ring->capacity = capacity;
     ring->pending = 0;
     /* relaxed and masked: as above. */
-    ring->mine = atomic_load_explicit(&ring->shared->head, memory_order_relaxed) & ~7u;
-    ring->theirs = ring->mine;
+    ring->position = atomic_load_explicit(&ring->shared->head, memory_order_relaxed) & ~7u;
+    ring->peer_position = ring->position;
 }
 
 static inline uint32_t sv_message_bytes(uint32_t payload)
@@ -230,26 +231,26 @@ static inline uint32_t sv_message_bytes(uint32_t payload)
     return (uint32_t)sizeof(sv_message_header) + ((payload + 7u) & ~7u);
 }
 
-/* The longest payload that always fits into an empty ring: a filler may need as much again. */
-static inline uint32_t sv_message_longest(uint32_t capacity)
+/* The longest payload that always fits into an empty ring; a filler may need as much again. */
+static inline uint32_t sv_message_max_bytes(uint32_t capacity)
 {
     return capacity / 2 - (uint32_t)sizeof(sv_message_header);
 }
 
-/* Producer: room for a message of `bytes`, or NULL when it does not fit now.  Write the payload,
- * then sv_byte_ring_commit; reserving again instead abandons it. */
+/* Producer: room for a message of `bytes`, or NULL when it does not fit now.  The caller writes the
+ * payload, then calls sv_byte_ring_commit; if it reserves again instead, the message is abandoned. */
 static inline void *sv_byte_ring_reserve(sv_byte_ring *ring, uint32_t bytes, uint32_t tag)
 {
-    if (bytes > sv_message_longest(ring->capacity))
+    if (bytes > sv_message_max_bytes(ring->capacity))
         return NULL;
     uint32_t need = sv_message_bytes(bytes);
-    uint32_t place = ring->mine & (ring->capacity - 1);
+    uint32_t place = ring->position & (ring->capacity - 1);
     uint32_t to_end = ring->capacity - place;
     uint32_t skip = need > to_end ? to_end : 0;
-    if (ring->capacity - (ring->mine - ring->theirs) < need + skip) {
+    if (ring->capacity - (ring->position - ring->peer_position) < need + skip) {
         /* acquire: pairs with the release of the head in sv_byte_ring_release. */
-        ring->theirs = atomic_load_explicit(&ring->shared->head, memory_order_acquire);
-        uint32_t used = ring->mine - ring->theirs;
+        ring->peer_position = atomic_load_explicit(&ring->shared->head, memory_order_acquire);
+        uint32_t used = ring->position - ring->peer_position;
         if (used > ring->capacity || ring->capacity - used < need + skip)
             return NULL;
     }
@@ -268,10 +269,10 @@ static inline void *sv_byte_ring_reserve(sv_byte_ring *ring, uint32_t bytes, uin
 static inline void sv_byte_ring_commit(sv_byte_ring *ring)
 {
     SV_FAULT(4);
-    ring->mine += ring->pending;
+    ring->position += ring->pending;
     ring->pending = 0;
     /* release: pairs with the acquire of the tail in sv_byte_ring_peek. */
-    atomic_store_explicit(&ring->shared->tail, ring->mine, memory_order_release);
+    atomic_store_explicit(&ring->shared->tail, ring->position, memory_order_release);
 }
 
 /* Consumer: the oldest message in place, valid until sv_byte_ring_release.  *payload, *bytes and
@@ -280,21 +281,21 @@ static inline int sv_byte_ring_peek(sv_byte_ring *ring, const void **payload, ui
                                     uint32_t *tag)
 {
     for (;;) {
-        if (ring->mine == ring->theirs) {
+        if (ring->position == ring->peer_position) {
             /* acquire: pairs with the release of the tail in sv_byte_ring_commit. */
-            ring->theirs = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
-            uint32_t used = ring->theirs - ring->mine;
+            ring->peer_position = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
+            uint32_t used = ring->peer_position - ring->position;
             if (used > ring->capacity || used % 8 != 0) {
-                ring->theirs = ring->mine;
+                ring->peer_position = ring->position;
                 return SV_RING_CORRUPT;
             }
             if (used == 0)
                 return SV_RING_NO;
         }
-        uint32_t place = ring->mine & (ring->capacity - 1);
-        sv_message_header header; /* read once: the writer may be hostile */
+        uint32_t place = ring->position & (ring->capacity - 1);
+        sv_message_header header; /* read once, since the writer may change it */
         memcpy(&header, ring->buffer + place, sizeof header);
-        uint32_t available = ring->theirs - ring->mine;
+        uint32_t available = ring->peer_position - ring->position;
         if (header.bytes > ring->capacity || sv_message_bytes(header.bytes) > available ||
             sv_message_bytes(header.bytes) > ring->capacity - place)
             return SV_RING_CORRUPT;
@@ -305,20 +306,20 @@ static inline int sv_byte_ring_peek(sv_byte_ring *ring, const void **payload, ui
             *tag = header.tag;
             return SV_RING_YES;
         }
-        /* A filler reaches to the end of the buffer, and never fills it: so there is one at most. */
+        /* A filler reaches the end of the buffer and never fills all of it, so there is at most one. */
         if (place == 0 || ring->pending != ring->capacity - place)
             return SV_RING_CORRUPT;
-        ring->mine += ring->pending;
+        ring->position += ring->pending;
     }
 }
 
 /* Consumer: moves to the next message, and gives back the room of the peeked one. */
 static inline void sv_byte_ring_release(sv_byte_ring *ring)
 {
-    ring->mine += ring->pending;
+    ring->position += ring->pending;
     ring->pending = 0;
     /* release: pairs with the acquire of the head in sv_byte_ring_reserve. */
-    atomic_store_explicit(&ring->shared->head, ring->mine, memory_order_release);
+    atomic_store_explicit(&ring->shared->head, ring->position, memory_order_release);
 }
 
 #endif

@@ -88,7 +88,7 @@ void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker)
     memset(sv_segment_infos(base, plan, worker), 0, sizeof(sv_ring_shared));
     memset(sv_segment_actions(base, plan, worker), 0, sizeof(sv_ring_shared));
     sv_counters *counters = sv_segment_counters(base, plan, worker);
-    sv_counters_keep(sv_segment_past(base, plan, worker), counters);
+    sv_counters_add(sv_segment_past(base, plan, worker), counters);
     memset(counters, 0, sizeof *counters);
     memset(sv_segment_text(base, plan, worker), 0, sizeof(sv_text));
 }

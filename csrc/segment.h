@@ -17,9 +17,9 @@
  *     slabs           observations, actions, rewards, ...: laid out by the layer above
  *
  * Each part, and each ring, starts on a cache line of its own.  The whole layout follows from
- * sv_segment_sizes, so opening a segment computes the plan again and compares: a header that does
- * not fit its own sizes, is larger than the mapping, or was changed by accident is refused.  After
- * that the private copy of the header is used and the shared one is never read again.
+ * sv_segment_sizes.  So opening a segment computes the plan again and compares: a header that does
+ * not fit its own sizes, is larger than the mapping, or was changed by accident is refused.  From then
+ * on only the private copy of the header is used.
  */
 #ifndef SHMVEC_SEGMENT_H
 #define SHMVEC_SEGMENT_H
@@ -84,15 +84,15 @@ void sv_segment_format(void *base, const sv_segment *plan);
 bool sv_segment_open(const void *base, uint64_t mapped, sv_segment *copy);
 
 /* Renews the header, and the rings, counters and text of one worker, for its successor; its counts are
- * added to those of its predecessors.  The caller has confirmed that the worker is dead, and holds the
- * only handles: no other process reads or writes them now. */
+ * added to those of its predecessors.  Precondition: the worker is dead, and the caller has the only
+ * handles, so that no other process reads or writes them now. */
 void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker);
 
 /* Sizes a shared-memory descriptor and reserves every page, so that no later write can fail with
  * SIGBUS.  Returns 0 or an errno: ENOSPC when there is not that much memory. */
 int sv_segment_reserve(int descriptor, uint64_t bytes);
 
-/* Maps shared memory of at least so many bytes; the descriptor can be closed then.  Returns 0 or an
+/* Maps shared memory of at least `bytes` bytes; then the descriptor can be closed.  Returns 0 or an
  * errno: EINVAL when there are fewer. */
 int sv_segment_map(int descriptor, uint64_t bytes, void **base);
 
@@ -128,8 +128,8 @@ static inline sv_notice *sv_segment_notice(void *base, const sv_segment *plan)
     return (sv_notice *)((char *)base + plan->notice);
 }
 
-/* The end of what onlookers read: all that lies before the rings. */
-static inline uint64_t sv_segment_front(const sv_segment *plan)
+/* The bytes that onlookers read: all that lies before the rings. */
+static inline uint64_t sv_segment_head_bytes(const sv_segment *plan)
 {
     return plan->requests;
 }

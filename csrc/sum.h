@@ -1,15 +1,15 @@
 /* sum.h — checksums of messages and records, which show damage of the shared memory.
  *
- * Any code in a process may write to shared memory by accident: above all an env's C code, with an
- * index too large.  Where a wrong value would make the other side wait for ever, run out of memory or
- * misread a message, the writer adds a sum, and the reader compares.
+ * Any code in a process may write to shared memory by accident, above all an env's C code with an index
+ * too large.  If a wrong value would make the other side wait for ever, run out of memory or misread a
+ * message, the writer adds a checksum, and the reader compares.
  *
- * Each step maps sums one to one, for any word; so two texts that differ in one word always have
- * different 64-bit sums, and texts that differ in several words nearly always have.  (This does not
- * help against malice: code that can write there can compute a sum.)  Of a sum that is cut to 32 bits,
- * one damage in 2**32 goes unnoticed: so indices are compared with their bounds all the same.
+ * Each step maps sums one to one, for any word.  So two texts that differ in one word always have
+ * different 64-bit sums, and texts that differ in several words nearly always do.  (This does not help
+ * against malice: code that can write there can compute a sum.)  If a sum is cut to 32 bits, one damage
+ * in 2**32 goes unnoticed, so indices are also compared with their bounds.
  *
- * A step takes about 5 cycles, a word of 8 bytes.
+ * A step takes about 5 cycles for a word of 8 bytes.
  */
 #ifndef SHMVEC_SUM_H
 #define SHMVEC_SUM_H

@@ -1,6 +1,6 @@
-/* thread.h — starts shmvec's own threads beside the program's: with small stacks and no signals.
+/* thread.h — starts threads of shmvec's own, with small stacks and no signals.
  *
- * Signals are for the program's threads; a handler that ran on a small stack could overflow it.
+ * Signals are for the program's threads, and a handler could overflow a small stack.
  */
 #ifndef SHMVEC_THREAD_H
 #define SHMVEC_THREAD_H

@@ -3,7 +3,7 @@
  * For envs.stats().  Each env has two histograms, on cache lines of its own in the segment: a bucket
  * for each power of two of nanoseconds, the sum and the longest.  The env's worker is the only writer,
  * so that adding is a load and a store; the parent, or another process that has mapped the segment,
- * reads at any time.  The numbers carry no data and order nothing: all their accesses are relaxed and
+ * reads at any time.  The numbers carry no data and order nothing, so all accesses are relaxed and
  * pair with none.  A reader may see a bucket newer than the sum, never half of a number.
  *
  * Histograms belong to the env, not to the process: a worker's successor continues them.

@@ -5,8 +5,8 @@
 
 #define US INT64_C(1000)
 
-/* What a park is thought to cost before the first one was measured, and the bounds within which
- * measurements are believed (a sleeper that was scheduled late says nothing about parking). */
+/* The assumed cost of a park before the first one was measured, and bounds for measurements: a
+ * sleeper that was scheduled late says nothing about parking. */
 #define PARK_COST_FIRST (40 * US)
 #define PARK_COST_MIN (5 * US)
 #define PARK_COST_MAX (100 * US)
@@ -16,19 +16,19 @@
 #define LEARNING_SHIFT 3       /* moving averages over about 2**3 waits */
 #define YIELD_COST_MAX (200 * US) /* a yield that cost more counts as this much */
 #define PROBE_FIRST 64            /* waits until yields that cost too much are tried again */
-#define PROBE_MOST 8192
-#define FORESEEN_MAX (40000 * US) /* less than a slice; longer waits are not foreseen */
-#define FORESEEN_EARLY (100 * US) /* how late timers are: their slack, and waking up */
+#define PROBE_MAX 8192
+#define EXPECTED_MAX (40000 * US) /* less than a slice; ends of longer waits are not predicted */
+#define WAKE_MARGIN (100 * US) /* how late timers are: their slack, and waking up */
 #define BUDGET_MAX (50000 * US) /* the most that a policy may ask for */
-#define SHARED_ONE 1024      /* waiter->shared where every wait ended in a yield */
-#define SWITCHED (1 * US)    /* a yield that took longer gave the core to another thread */
-#define POLITE (10 * US) /* time between two yields while pausing */
-#define PAUSES_PER_LOOK 8      /* between two readings of the clock */
+#define HANDOVERS_ONE 1024 /* waiter->handovers if every wait ends because of one */
+#define MIN_SWITCH (1 * US)    /* a yield that took longer gave the core to another thread */
+#define YIELD_INTERVAL (10 * US) /* time between two yields while pausing */
+#define PAUSES_PER_CHECK 8      /* between two readings of the clock */
 
 void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing, sv_counts *counts)
 {
     *waiter = (sv_waiter){.budget = budget,
-                          .left = -1,
+                          .answers_left = -1,
                           .homing = homing,
                           .park_cost = PARK_COST_FIRST,
                           .counts = counts};
@@ -57,7 +57,7 @@ static int64_t clamp(int64_t value, int64_t low, int64_t high)
 }
 
 /* Copies the budget that the policy has now. */
-static void follow(sv_waiter *waiter)
+static void load_budget(sv_waiter *waiter)
 {
     const sv_policy *policy = waiter->policy;
     if (policy == NULL)
@@ -72,8 +72,8 @@ static void follow(sv_waiter *waiter)
     waiter->budget.yield = clamp(yield, 0, BUDGET_MAX);
     waiter->budget.linger = clamp(linger, 0, BUDGET_MAX);
     waiter->cores = atomic_load_explicit(&policy->cores, memory_order_relaxed);
-    if (waiter->budget.linger > 0 && waiter->left >= 0)
-        waiter->budget.yield = waiter->left < waiter->cores ? waiter->budget.linger : 0;
+    if (waiter->budget.linger > 0 && waiter->answers_left >= 0)
+        waiter->budget.yield = waiter->answers_left < waiter->cores ? waiter->budget.linger : 0;
     waiter->homing = atomic_load_explicit(&policy->homing, memory_order_relaxed) != 0;
 }
 
@@ -82,28 +82,28 @@ static int64_t average(int64_t old, int64_t sample)
     return old + ((sample - old) >> LEARNING_SHIFT);
 }
 
-/* Learns the mean length of the waits, and their deviation from it. */
-static void foresee(sv_waiter *waiter, int64_t length)
+/* Updates the mean length of the waits, and their mean deviation from it. */
+static void learn_length(sv_waiter *waiter, int64_t length)
 {
     int64_t off = length - waiter->expected;
     waiter->deviation = average(waiter->deviation, off < 0 ? -off : off);
     waiter->expected = average(waiter->expected, length);
 }
 
-/* What a trace calls a phase. */
-static uint32_t traced(const sv_waiter *waiter, const int64_t *phase_ns)
+/* The kind of a phase in a trace. */
+static uint32_t trace_kind_of(const sv_waiter *waiter, const int64_t *phase_ns)
 {
-    return phase_ns == NULL                          ? waiter->trace->rest
+    return phase_ns == NULL                          ? waiter->trace->idle_kind
            : phase_ns == &waiter->counts->pause_ns ? SV_TRACE_PAUSE
            : phase_ns == &waiter->counts->yield_ns ? SV_TRACE_YIELD
                                                    : SV_TRACE_PARK;
 }
 
 /* Begins a phase of the wait in progress, and ends the one before. */
-static inline void enter(sv_waiter *waiter, int64_t *phase_ns, int64_t now)
+static inline void enter_phase(sv_waiter *waiter, int64_t *phase_ns, int64_t now)
 {
     if (waiter->trace != NULL)
-        sv_trace_enter(waiter->trace, traced(waiter, phase_ns), now);
+        sv_trace_enter(waiter->trace, trace_kind_of(waiter, phase_ns), now);
     if (waiter->phase_ns != NULL)
         *waiter->phase_ns += now - waiter->phase_since;
     waiter->phase_ns = phase_ns;
@@ -121,8 +121,8 @@ void sv_waiter_learn_yield(sv_waiter *waiter, int64_t cost)
     waiter->yield_cost = average(waiter->yield_cost, clamp(cost, 0, YIELD_COST_MAX));
     if (waiter->yield_cost > most) {
         waiter->probe_every = waiter->probe_every == 0 ? PROBE_FIRST
-                              : waiter->probe_every < PROBE_MOST ? 2 * waiter->probe_every
-                                                                 : PROBE_MOST;
+                              : waiter->probe_every < PROBE_MAX ? 2 * waiter->probe_every
+                                                                 : PROBE_MAX;
         waiter->probe_in = waiter->probe_every;
     }
 }
@@ -135,15 +135,15 @@ bool sv_waiter_may_yield(sv_waiter *waiter)
 }
 
 /* Ends the wait in progress.  `asked_at` is when the other side called, if that is known. */
-static void learn(sv_waiter *waiter, int64_t asked_at)
+static void end_wait(sv_waiter *waiter, int64_t asked_at)
 {
     int64_t now = sv_now_ns();
     int64_t *phase_ns = waiter->phase_ns;
-    enter(waiter, NULL, now);
-    /* Clipped, so that one long break (an evaluation, a debugger) is soon forgotten. */
+    enter_phase(waiter, NULL, now);
+    /* Clipped, so that one long break (an evaluation, a debugger) has little effect. */
     int64_t length = clamp(now - waiter->since, 0, LENGTH_MAX);
     waiter->typical = average(waiter->typical, length);
-    foresee(waiter, clamp(now - waiter->since, 0, FORESEEN_MAX));
+    learn_length(waiter, clamp(now - waiter->since, 0, EXPECTED_MAX));
     if (asked_at > waiter->since && asked_at < now) {
         int64_t cost = now - asked_at;
         if (phase_ns == &waiter->counts->yield_ns) {
@@ -155,11 +155,11 @@ static void learn(sv_waiter *waiter, int64_t asked_at)
         }
     }
     waiter->since = 0;
-    waiter->ended = now;
+    waiter->ended_at = now;
 }
 
 /* How long to spin in a phase that may last `most`. */
-static int64_t worthwhile(const sv_waiter *waiter, int64_t most)
+static int64_t spin_ns(const sv_waiter *waiter, int64_t most)
 {
     bool too_long = waiter->typical > most + waiter->park_cost;
     return too_long && most > TOKEN_SPIN ? TOKEN_SPIN : most;
@@ -168,21 +168,21 @@ static int64_t worthwhile(const sv_waiter *waiter, int64_t most)
 /* Whether the wait is over: > 0 ready, 0 not yet, < 0 corrupt. */
 typedef int (*sv_ready)(void *what);
 
-/* Learns whether the wait that ends did so because this core was given away. */
-static void learn_shared(sv_waiter *waiter, bool shared)
+/* Updates how often waits end because this core was given to another thread. */
+static void learn_handover(sv_waiter *waiter, bool shared)
 {
-    waiter->shared = average(waiter->shared, shared ? SHARED_ONE : 0);
+    waiter->handovers = average(waiter->handovers, shared ? HANDOVERS_ONE : 0);
 }
 
 /* Yields once, and looks. */
-static inline int give_way(sv_waiter *waiter, sv_ready ready, void *what, int64_t *now)
+static inline int yield_once(sv_waiter *waiter, sv_ready ready, void *what, int64_t *now)
 {
     int64_t before = *now;
     sv_yield();
     int found = ready(what);
     *now = sv_now_ns();
     if (found != 0)
-        learn_shared(waiter, *now - before > SWITCHED);
+        learn_handover(waiter, *now - before > MIN_SWITCH);
     return found;
 }
 
@@ -191,11 +191,11 @@ static inline int yield_until(sv_waiter *waiter, sv_ready ready, void *what, int
                               int64_t until)
 {
     int found;
-    enter(waiter, &waiter->counts->yield_ns, now);
+    enter_phase(waiter, &waiter->counts->yield_ns, now);
     while (now < until)
-        if ((found = give_way(waiter, ready, what, &now)) != 0)
+        if ((found = yield_once(waiter, ready, what, &now)) != 0)
             return found;
-    enter(waiter, &waiter->counts->park_ns, now);
+    enter_phase(waiter, &waiter->counts->park_ns, now);
     return 0;
 }
 
@@ -206,35 +206,35 @@ static inline int spin(sv_waiter *waiter, sv_ready ready, void *what, int64_t no
     waiter->counts->waits++;
     waiter->since = now;
     bool probe = waiter->counts->waits % PROBE_FIRST == 0;
-    bool core_is_shared = waiter->shared > SHARED_ONE / 2 && !probe;
-    int64_t pause = core_is_shared ? 0 : worthwhile(waiter, waiter->budget.pause);
-    int64_t yield = worthwhile(waiter, waiter->budget.yield);
+    bool gives_core_away = waiter->handovers > HANDOVERS_ONE / 2 && !probe;
+    int64_t pause = gives_core_away ? 0 : spin_ns(waiter, waiter->budget.pause);
+    int64_t yield = spin_ns(waiter, waiter->budget.yield);
     bool may_yield = yield > 0 && sv_waiter_may_yield(waiter);
     int64_t pause_until = now + pause;
-    int64_t polite_at = now + POLITE;
-    enter(waiter, &waiter->counts->pause_ns, now);
+    int64_t yield_at = now + YIELD_INTERVAL;
+    enter_phase(waiter, &waiter->counts->pause_ns, now);
     while (now < pause_until) {
-        for (int i = 0; i < PAUSES_PER_LOOK; i++) {
+        for (int i = 0; i < PAUSES_PER_CHECK; i++) {
             sv_pause();
             if ((found = ready(what)) != 0) {
-                learn_shared(waiter, false);
+                learn_handover(waiter, false);
                 return found;
             }
         }
         now = sv_now_ns();
-        if (may_yield && now >= polite_at) {
-            if ((found = give_way(waiter, ready, what, &now)) != 0)
+        if (may_yield && now >= yield_at) {
+            if ((found = yield_once(waiter, ready, what, &now)) != 0)
                 return found;
-            polite_at = now + POLITE;
+            yield_at = now + YIELD_INTERVAL;
         }
     }
     return yield_until(waiter, ready, what, now, may_yield ? now + yield : now);
 }
 
-/* When to wake up for a wait whose end can be foreseen, or 0; `until`: when to give up. */
-static int64_t foreseen(const sv_waiter *waiter, int64_t *until)
+/* When to wake up for a wait whose end can be predicted, or 0; `until`: when to give up. */
+static int64_t wake_time(const sv_waiter *waiter, int64_t *until)
 {
-    int64_t half = 2 * waiter->deviation + FORESEEN_EARLY;
+    int64_t half = 2 * waiter->deviation + WAKE_MARGIN;
     if (2 * half > waiter->budget.window || waiter->expected < 3 * half || waiter->probe_in > 1)
         return 0;
     *until = waiter->since + waiter->expected + half;
@@ -244,10 +244,11 @@ static int64_t foreseen(const sv_waiter *waiter, int64_t *until)
 /* Sleeps until a moment, or until what is waited for is ready: as sv_ready. */
 typedef int (*sv_sleep)(sv_waiter *waiter, void *what, int64_t until);
 
-/* If the end of the wait that has just begun can be foreseen: sleeps, and yields around it. */
-static inline int nap(sv_waiter *waiter, sv_ready ready, sv_sleep sleep, void *what, int64_t end)
+/* If the end of the wait that has just begun can be predicted: sleeps, and yields around it. */
+static inline int sleep_until_expected(sv_waiter *waiter, sv_ready ready, sv_sleep sleep,
+                                       void *what, int64_t end)
 {
-    int64_t until, wake_at = foreseen(waiter, &until);
+    int64_t until, wake_at = wake_time(waiter, &until);
     if (wake_at == 0 || wake_at >= end)
         return 0;
     int found = sleep(waiter, what, wake_at);
@@ -299,17 +300,17 @@ int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_
     int64_t now = sv_now_ns();
     int64_t end = now + slice_ns;
     if (found == 0 && waiter->since == 0) {
-        follow(waiter);
+        load_budget(waiter);
         found = spin(waiter, request_ready, &wait, now);
         if (found == 0)
-            found = nap(waiter, request_ready, sleep_for_request, &wait, end);
+            found = sleep_until_expected(waiter, request_ready, sleep_for_request, &wait, end);
     }
     if (found == 0)
         found = sleep_for_request(waiter, &wait, end);
     if (found == 0)
         return SV_WAIT_SLICE;
     /* relaxed: only a measurement. */
-    learn(waiter, atomic_load_explicit(&bell->rung_at, memory_order_relaxed));
+    end_wait(waiter, atomic_load_explicit(&bell->rung_at, memory_order_relaxed));
     return found;
 }
 
@@ -347,14 +348,14 @@ int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t ta
     int64_t end = now + slice_ns;
     if (!found && waiter->since == 0) {
         found = spin(waiter, completion_ready, &wait, now);
-        waiter->early = waiter->budget.linger > 0 && waiter->probe_in <= 1;
-        if (!found && !waiter->early)
-            found = nap(waiter, completion_ready, sleep_for_completion, &wait, end);
+        waiter->waits_early = waiter->budget.linger > 0 && waiter->probe_in <= 1;
+        if (!found && !waiter->waits_early)
+            found = sleep_until_expected(waiter, completion_ready, sleep_for_completion, &wait, end);
     }
-    if (!found && waiter->early) {
+    if (!found && waiter->waits_early) {
         if (!sleep_for_completion(waiter, &all_but_one, end))
             return SV_WAIT_SLICE;
-        waiter->early = false;
+        waiter->waits_early = false;
         now = sv_now_ns();
         found = completion_ready(&wait);
         if (!found)
@@ -363,6 +364,6 @@ int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t ta
     if (!found && !sleep_for_completion(waiter, &wait, end))
         return SV_WAIT_SLICE;
     /* relaxed: only a measurement. */
-    learn(waiter, atomic_load_explicit(&completion->done_at, memory_order_relaxed));
+    end_wait(waiter, atomic_load_explicit(&completion->done_at, memory_order_relaxed));
     return SV_WAIT_READY;
 }

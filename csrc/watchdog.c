@@ -30,7 +30,7 @@ static bool is_pidfd(int descriptor)
 }
 
 /* Gives this thread a descriptor table of its own, with only this descriptor. */
-static void keep_alone(unsigned descriptor)
+static void isolate_descriptor(unsigned descriptor)
 {
     syscall(SYS_close_range, descriptor + 1, UINT_MAX, CLOSE_RANGE_UNSHARE);
     if (descriptor > 0)
@@ -42,7 +42,7 @@ static void *watch(void *unused)
     struct pollfd parent = {.fd = watchdog.parent, .events = POLLIN};
     (void)unused;
     watchdog.thread_id = (pid_t)syscall(SYS_gettid);
-    keep_alone((unsigned)parent.fd);
+    isolate_descriptor((unsigned)parent.fd);
     while (poll(&parent, 1, -1) < 0) /* where a stop cancels it */
         ;
     if (parent.revents & POLLIN && is_pidfd(parent.fd)) {

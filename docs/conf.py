@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.nodes import make_refnode
 
@@ -53,13 +54,14 @@ napoleon_use_ivar = True  # attributes in the class's own description
 
 # What `shmvec` has, where the reference has it.
 codeautolink_inventory_map = {
-    f"shmvec.{name}": f"{shmvec._WHERE.get(name, 'shmvec.faults')}.{name}"
+    f"shmvec.{name}": f"{shmvec._MODULES.get(name, 'shmvec.faults')}.{name}"
     for name in shmvec.__all__
-    if name != "__version__"
+    if name not in ("__version__", "is_native")
 }
 
 # The page that a search finds first.
 SEARCHED = {
+    "aio": "asyncio, await, coroutine of the program, trio",
     "check": "check, same results",
     "cluster": "ray, nodes, Collector",
     "coming-from/sb3": "sb3, stable-baselines3, SubprocVecEnv",
@@ -147,6 +149,21 @@ class LinkNames(SphinxPostTransform):
                 code.replace_self(new)
 
 
+def _write_llms(app, exception):
+    """llms.txt, for programs that read the site: what it is, and its pages by their titles."""
+    if exception or app.builder.format != "html":
+        return
+    index = app.env.get_doctree("index")
+    lines = [f"# {project}", "", f"> {next(index.findall(nodes.paragraph)).astext()}"]
+    for tree in index.findall(addnodes.toctree):
+        lines += ["", f"## {tree['caption']}", ""]
+        for page in tree["includefiles"]:
+            title = app.env.titles[page].astext()
+            lines.append(f"- [{title}]({app.builder.get_target_uri(page)})")
+    text = "\n".join(line.replace("\n", " ") for line in lines)
+    Path(app.outdir, "llms.txt").write_text(f"{text}\n", "utf-8")
+
+
 def _uninstall(app, env):
     """Undo what importing shmvec.auto for its page has done: AsyncVectorEnv is Gymnasium's."""
     shmvec.uninstall()
@@ -157,5 +174,6 @@ def setup(app):
     app.connect("env-updated", _uninstall, priority=100)  # before names in code are looked up
     app.connect("config-inited", _copy_notebooks)
     app.connect("source-read", _at_home)
+    app.connect("build-finished", _write_llms)
     app.connect("doctree-read", _pictures_for_both_pages, priority=400)  # before they are copied
     app.add_post_transform(LinkNames)

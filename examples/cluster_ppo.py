@@ -10,8 +10,8 @@ Runners, one on each node, step their envs with their own copy of the policy. Th
 this process, updates the policy with each fragment that comes, and sends its weights back. With
 ``--ordered`` the same seed gives the same learning curve each time, and with ``--local`` as well.
 
-The algorithm is Schulman et al., 2017 (arXiv:1707.06347); what was made with weights of some
-updates ago is seen to by the ratio of the probabilities, which is clipped.
+The algorithm is Schulman et al., 2017 (arXiv:1707.06347). Fragments may come from weights of some
+updates ago; the clipped ratio of probabilities accounts for that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Weights = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Result:
-    """What a training run came to."""
+    """The results of a training run."""
 
     episodes: int
     mean_return: float  # of the last 100 episodes
@@ -63,25 +63,28 @@ class Agent(nn.Module):
         self.register_buffer("std", torch.ones(observation_size))
 
     def normal(self, observations: torch.Tensor) -> torch.Tensor:
-        """Observations, in units of those that the learner has seen."""
+        """Normalises observations by the statistics of those that the learner got."""
         return ((observations - self.mean) / self.std).clamp(-10, 10)
 
     def distribution(self, observations: torch.Tensor) -> torch.distributions.Distribution:
-        """Of actions, for normal observations."""
+        """The distribution of actions, for normalised observations."""
         outputs = self.policy(observations)
         if self.discrete:
             return torch.distributions.Categorical(logits=outputs)
         normal = torch.distributions.Normal(outputs, self.log_std.exp())
         return torch.distributions.Independent(normal, 1)
 
-    def sample(self, of: torch.distributions.Distribution, random: torch.Generator) -> torch.Tensor:
-        """Draws actions, from a generator of one's own."""
+    def sample(
+        self, actions: torch.distributions.Distribution, generator: torch.Generator
+    ) -> torch.Tensor:
+        """Draws actions from a distribution, by this generator."""
         if self.discrete:
-            return torch.multinomial(of.probs, 1, generator=random)[:, 0]
-        return of.mean + of.stddev * torch.randn(of.mean.shape, generator=random)
+            return torch.multinomial(actions.probs, 1, generator=generator)[:, 0]
+        noise = torch.randn(actions.mean.shape, generator=generator)
+        return actions.mean + actions.stddev * noise
 
     def weights(self) -> Weights:
-        """Its parameters, as arrays: they are sent without a copy."""
+        """The parameters, as arrays that are sent without a copy."""
         return {name: value.numpy() for name, value in self.state_dict().items()}
 
 
@@ -100,27 +103,27 @@ class Actor:
 
     def __init__(self, env_id: str, seed: int) -> None:
         """Makes an agent, whose parameters the learner sets."""
-        torch.set_num_threads(1)  # the networks are tiny, and the cores are the envs'
+        torch.set_num_threads(1)  # the networks are tiny, and the envs need the cores
         env = gym.make(env_id)
         self._agent = Agent(env.observation_space.shape[0], env.action_space)
         env.close()
         self._random = torch.Generator().manual_seed(seed)
 
     def set_weights(self, weights: Weights) -> None:
-        """Takes the learner's."""
+        """Takes the learner's weights."""
         self._agent.load_state_dict({key: torch.tensor(value) for key, value in weights.items()})
 
     def __call__(self, observations: Any, env_ids: Any) -> tuple[Any, dict[str, Any]]:
-        """Draws actions; says how probable they were, and what it expects."""
+        """Draws actions; returns them, their log-probabilities and values."""
         with torch.no_grad():
-            seen = self._agent.normal(torch.tensor(observations, dtype=torch.float32))
-            distribution = self._agent.distribution(seen)
+            inputs = self._agent.normal(torch.tensor(observations, dtype=torch.float32))
+            distribution = self._agent.distribution(inputs)
             actions = self._agent.sample(distribution, self._random)
-            said = {
+            extras = {
                 "log_probs": distribution.log_prob(actions).numpy(),
-                "values": self._agent.value(seen)[:, 0].numpy(),
+                "values": self._agent.value(inputs)[:, 0].numpy(),
             }
-        return actions.numpy(), said
+        return actions.numpy(), extras
 
 
 class Learner:
@@ -140,70 +143,70 @@ class Learner:
         self._squares = torch.zeros(space.shape[0], dtype=torch.float64)
 
     def update(self, fragment: Fragment, left: float) -> None:
-        """Some epochs of minibatches over a fragment; ``left`` is how much of the run is."""
+        """Learns from a fragment by epochs of minibatches; ``left`` is the run's share to come."""
         options, agent = self._options, self.agent
         self._optimizer.param_groups[0]["lr"] = left * options.learning_rate
         valid = torch.tensor(fragment.valid)
         observations = torch.tensor(fragment.observations, dtype=torch.float32)
-        seen = agent.normal(observations)
+        inputs = agent.normal(observations)
         log_probs = torch.tensor(fragment.extras["log_probs"])[valid]
         with torch.no_grad():
-            last = agent.value(seen[-1])[:, 0]
+            last = agent.value(inputs[-1])[:, 0]
         values = torch.cat([torch.tensor(fragment.extras["values"]), last[None]])
-        gains = self._advantages(fragment, values)
-        returns, gains = (gains + values[:-1])[valid], gains[valid]
-        gains = (gains - gains.mean()) / (gains.std() + 1e-8)
-        seen, actions = seen[:-1][valid], torch.tensor(fragment.actions)[valid]
+        advantages = self._advantages(fragment, values)
+        returns, advantages = (advantages + values[:-1])[valid], advantages[valid]
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        inputs, actions = inputs[:-1][valid], torch.tensor(fragment.actions)[valid]
         for _ in range(options.epochs):
             for batch in torch.randperm(len(actions)).split(options.minibatch_size):
-                log_prob = agent.distribution(seen[batch]).log_prob(actions[batch])
+                log_prob = agent.distribution(inputs[batch]).log_prob(actions[batch])
                 ratio = (log_prob - log_probs[batch]).exp()
                 clipped = ratio.clamp(1 - options.clip, 1 + options.clip)
-                surrogate = torch.min(ratio * gains[batch], clipped * gains[batch])
-                errors = agent.value(seen[batch])[:, 0] - returns[batch]
+                surrogate = torch.min(ratio * advantages[batch], clipped * advantages[batch])
+                errors = agent.value(inputs[batch])[:, 0] - returns[batch]
                 loss = 0.25 * errors.square().mean() - surrogate.mean()
                 self._optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
                 self._optimizer.step()
         if options.normalize:
-            self._look_at(observations[:-1][valid].double())
+            self._add_to_statistics(observations[:-1][valid].double())
 
     def _advantages(self, fragment: Fragment, values: torch.Tensor) -> torch.Tensor:
         """Generalised advantage estimates; sums stop where an episode ends."""
         options = self._options
         rewards = options.reward_scale * torch.tensor(fragment.rewards[1:], dtype=torch.float32)
-        goes_on = 1 - torch.tensor(fragment.terminations[1:]).float()
+        nonterminal = 1 - torch.tensor(fragment.terminations[1:]).float()
         ends = torch.tensor((fragment.terminations | fragment.truncations)[1:]).float()
-        gains = torch.zeros_like(rewards)
-        carried = torch.zeros_like(values[-1])
+        advantages = torch.zeros_like(rewards)
+        advantage = torch.zeros_like(values[-1])
         for t in reversed(range(len(rewards))):
-            delta = rewards[t] + options.gamma * values[t + 1] * goes_on[t] - values[t]
-            carried = delta + options.gamma * options.gae_lambda * (1 - ends[t]) * carried
-            gains[t] = carried
-        return gains
+            delta = rewards[t] + options.gamma * values[t + 1] * nonterminal[t] - values[t]
+            advantage = delta + options.gamma * options.gae_lambda * (1 - ends[t]) * advantage
+            advantages[t] = advantage
+        return advantages
 
-    def _look_at(self, seen: torch.Tensor) -> None:
-        """Adds to the mean and deviation of observations."""
-        self._count += len(seen)
-        delta = seen - self._mean
+    def _add_to_statistics(self, observations: torch.Tensor) -> None:
+        """Updates the mean and deviation of observations."""
+        self._count += len(observations)
+        delta = observations - self._mean
         self._mean += delta.sum(0) / self._count
-        self._squares += (delta * (seen - self._mean)).sum(0)
+        self._squares += (delta * (observations - self._mean)).sum(0)
         self.agent.mean.copy_(self._mean)
         self.agent.std.copy_((self._squares / self._count).sqrt() + 1e-4)
 
 
 class Returns:
-    """The episodes that have ended."""
+    """The returns of episodes that have ended."""
 
     def __init__(self) -> None:
-        """None so far."""
+        """Begins without episodes."""
         self.all: list[float] = []
         self.recent: deque[float] = deque(maxlen=100)
         self._running: dict[int, npt.NDArray[np.float64]] = defaultdict(lambda: np.zeros(1))
 
     def add(self, fragment: Fragment) -> None:
-        """Those of a fragment; what a runner has begun goes on in its next one."""
+        """Adds those of a fragment; an unfinished episode goes on in the runner's next one."""
         running = self._running[fragment.runner] + np.zeros(fragment.rewards.shape[1])
         ends = fragment.terminations | fragment.truncations
         for rewards, over in zip(fragment.rewards[1:], ends[1:], strict=True):
@@ -222,7 +225,7 @@ def make_envs(env_id: str, num_envs: int) -> shmvec.ShmVectorEnv:
 def train(options: argparse.Namespace) -> Result:
     """Trains, and logs on the way."""
     begin = time.perf_counter()
-    returns, steps, shown = Returns(), 0, 0
+    returns, steps, reports = Returns(), 0, 0
     with Collector(
         partial(make_envs, options.env_id, options.num_envs),
         partial(Actor, options.env_id),
@@ -240,8 +243,8 @@ def train(options: argparse.Namespace) -> Result:
             returns.add(fragment)
             learner.update(fragment, max(0.0, 1 - steps / options.total_steps))
             collector.set_weights(learner.agent.weights())
-            if steps * 20 // options.total_steps > shown or steps >= options.total_steps:
-                shown = steps * 20 // options.total_steps
+            if steps * 20 // options.total_steps > reports or steps >= options.total_steps:
+                reports = steps * 20 // options.total_steps
                 mean = f"{np.mean(returns.recent):8.1f}" if returns.recent else "       -"
                 print(f"{steps:9,} steps  mean return {mean}  {collector.stats()}", flush=True)
             if steps >= options.total_steps:
@@ -261,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> Result:
     )
     parser.add_argument("--env-id", default="CartPole-v1")
     parser.add_argument("--local", action="store_true", help="no Ray: all in this process")
-    parser.add_argument("--ordered", action="store_true", help="fragments by turns of the runners")
+    parser.add_argument("--ordered", action="store_true", help="fragments in rounds of the runners")
     parser.add_argument("--num-runners", type=int, help="None: one on each node")
     parser.add_argument("--in-flight", type=int, default=1, help="fragments of each runner")
     parser.add_argument("--num-envs", type=int, default=8, help="of each runner")

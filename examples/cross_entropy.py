@@ -1,12 +1,12 @@
-"""Learns CartPole with the cross-entropy method: each env of the batch tries a policy of its own.
+"""Learns CartPole with the cross-entropy method: each env of the batch tries its own policy.
 
 Needs nothing but shmvec:
 
     python examples/cross_entropy.py
 
-Prints, for each generation, the mean and the best length of an episode; the same seed gives the
-same numbers on any machine, with any number of workers, and with partial batches: ``--batch-size
-16`` chooses the actions of 16 envs while the others step. Replace ``shmvec.make_vec(...)`` by
+Prints the mean and the best length of an episode for each generation. The same seed gives the same
+numbers on any machine, with any number of workers, and with partial batches: ``--batch-size 16``
+chooses the actions of 16 envs while the others step. Replace ``shmvec.make_vec(...)`` by
 ``gymnasium.make_vec(..., vectorization_mode="async")`` to compare.
 """
 
@@ -32,26 +32,26 @@ def evaluate(envs: shmvec.ShmVectorEnv, policies: np.ndarray, seed: int) -> np.n
 
 
 def evaluate_in_parts(envs: shmvec.ShmVectorEnv, policies: np.ndarray, seed: int) -> np.ndarray:
-    """The same, for envs that are ready first: those whose episode is over are not asked again."""
+    """Does the same by partial batches; an env whose episode is over is not stepped again."""
     envs.async_reset(seed=seed)
     lengths = np.zeros(envs.num_envs)
-    out = envs.num_envs
-    while out > 0:
+    in_flight = envs.num_envs
+    while in_flight > 0:
         observations, rewards, terminations, truncations, infos = envs.recv(
-            min_envs=min(envs.batch_size or envs.num_envs, out)
+            min_envs=min(envs.batch_size or envs.num_envs, in_flight)
         )
         ids = infos["env_id"]
         lengths[ids] += rewards  # 0 for a reset
         playing = ~(terminations | truncations)
         actions = (np.einsum("ij,ij->i", observations, policies[ids]) > 0).astype(np.int64)
-        out -= np.count_nonzero(~playing)
+        in_flight -= np.count_nonzero(~playing)
         if playing.any():
             envs.send(actions[playing], ids[playing])
     return lengths
 
 
 def main() -> None:
-    """Trains until the elite plays whole episodes, or for so many generations."""
+    """Trains until the mean length exceeds 450, or for the given number of generations."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-envs", type=int, default=32)
     parser.add_argument("--generations", type=int, default=15)

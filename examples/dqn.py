@@ -5,8 +5,8 @@
     python examples/dqn.py --env-id ALE/Pong-v5 --num-envs 8 --total-timesteps 1000000 \
         --learning-starts 20000 --capacity 300000 --batch-size 32 --learning-rate 1e-4
 
-Workers record what their envs do. While they step, the learner learns from what was there before.
-Of Atari's stacked frames each is stored once.
+Workers record what their envs do. While they step, the learner learns from earlier transitions.
+Each of Atari's stacked frames is stored once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import shmvec
 
 
 def make(env_id: str) -> gym.Env[Any, Any]:
-    """One env; games of Atari as Mnih et al., 2015, have them."""
+    """Makes an env; Atari's games are preprocessed as in Mnih et al., 2015."""
     if not env_id.startswith("ALE/"):
         return gym.wrappers.RecordEpisodeStatistics(gym.make(env_id))
     import ale_py
@@ -39,10 +39,10 @@ def make(env_id: str) -> gym.Env[Any, Any]:
 
 
 class QNetwork(nn.Module):
-    """The values of all actions."""
+    """Computes the values of all actions."""
 
     def __init__(self, observations: gym.Space[Any], actions: int) -> None:
-        """Convolutions for stacks of frames, else two layers."""
+        """Makes convolutions for stacks of frames, else two layers."""
         super().__init__()
         size = observations.shape
         self.pictures = len(size) == 3
@@ -62,7 +62,7 @@ class QNetwork(nn.Module):
             )
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        """``(n, actions)``."""
+        """Returns values ``(n, actions)``."""
         observations = observations.float()
         return self.layers(observations / 255 if self.pictures else observations)
 
@@ -70,12 +70,12 @@ class QNetwork(nn.Module):
 def train(options: argparse.Namespace) -> None:
     """Trains, and prints the mean return on the way."""
     torch.manual_seed(options.seed)
-    torch.set_num_threads(1)  # the cores are the envs'
+    torch.set_num_threads(1)  # the envs need the cores
     rng = np.random.default_rng(options.seed)
     envs = shmvec.ShmVectorEnv([partial(make, options.env_id)] * options.num_envs)
     replay = shmvec.Replay(envs, options.capacity, discount=options.gamma, seed=options.seed)
-    actions = int(envs.single_action_space.n)
-    network = QNetwork(envs.single_observation_space, actions).to(options.device)
+    num_actions = int(envs.single_action_space.n)
+    network = QNetwork(envs.single_observation_space, num_actions).to(options.device)
     target = copy.deepcopy(network)
     optimizer = torch.optim.Adam(network.parameters(), lr=options.learning_rate)
 
@@ -91,15 +91,15 @@ def train(options: argparse.Namespace) -> None:
 
     recent: deque[float] = deque(maxlen=50)
     observations, _ = envs.reset(seed=options.seed)
-    start, updates, shown = time.perf_counter(), 0, 0
+    start, updates, next_report = time.perf_counter(), 0, 0
     for step in range(0, options.total_timesteps, options.num_envs):
         epsilon = max(0.05, 1 - step / (options.exploration * options.total_timesteps))
         with torch.no_grad():
-            seen = torch.as_tensor(observations, device=options.device)
-            chosen = network(seen).argmax(1).cpu().numpy()
+            inputs = torch.as_tensor(observations, device=options.device)
+            actions = network(inputs).argmax(1).cpu().numpy()
         exploring = rng.random(options.num_envs) < epsilon
-        chosen[exploring] = rng.integers(actions, size=np.count_nonzero(exploring))
-        envs.step_async(chosen)
+        actions[exploring] = rng.integers(num_actions, size=np.count_nonzero(exploring))
+        envs.step_async(actions)
         while updates < (step - options.learning_starts) // options.train_frequency:
             learn()
             updates += 1
@@ -108,10 +108,10 @@ def train(options: argparse.Namespace) -> None:
         observations, _, _, _, infos = envs.step_wait()
         if "episode" in infos:
             recent.extend(infos["episode"]["r"][infos["_episode"]].tolist())
-        if recent and step >= shown:
+        if recent and step >= next_report:
             rate = step / (time.perf_counter() - start)
             print(f"{step:9,} steps  mean return {np.mean(recent):7.1f}  {rate:7,.0f} steps/s")
-            shown = step + options.total_timesteps // 10
+            next_report = step + options.total_timesteps // 10
     print(f"{replay.stats().transitions:,} transitions, {updates:,} updates")
     replay.close()
     envs.close()

@@ -1,8 +1,8 @@
-"""A rollout of LeRobot's on top of ``shmvec.evaluate``: policies that plan chunks of actions.
+"""Evaluates LeRobot policies, which plan chunks of actions, by ``shmvec.evaluate``.
 
-``lerobot-eval`` steps a batch until its slowest episode is over, since a policy's queue of planned
-actions is one for the whole batch. Here each env has a queue of its own, so that one whose episode
-is over begins the next at once: the policy is asked for new chunks for those whose queue is empty.
+``lerobot-eval`` steps a batch until its slowest episode is over, because a policy has one queue of
+planned actions for the whole batch. Here each env has its own queue and begins the next episode
+when its own is over. The policy is asked for new chunks for the envs whose queue is empty.
 
     from lerobot.policies.act.modeling_act import ACTPolicy
 
@@ -15,8 +15,8 @@ is over begins the next at once: the policy is asked for new chunks for those wh
     result = shmvec.evaluate(make_env, chunks, episodes=50, seeds=1000, num_envs=10)
     print(result.success_rate, result)
 
-``preprocess`` makes of observations what the policy takes, ``postprocess`` of an action what the
-env takes: LeRobot's ``preprocess_observation`` and the processors that belong to a policy.
+``preprocess`` turns observations into the policy's input, and ``postprocess`` turns its output into
+an action of the env: LeRobot's ``preprocess_observation`` and the policy's own processors.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = ["Chunks"]
 
 
 class Chunks:
-    """A policy for ``shmvec.evaluate`` that asks for several actions at a time.
+    """A policy for ``shmvec.evaluate`` that plans several actions at a time.
 
-    It has ``reset``, which empties the queues of envs in which episodes begin.
+    Its ``reset`` empties the queues of envs in which episodes begin.
     """
 
     def __init__(
@@ -46,36 +46,36 @@ class Chunks:
         """Takes a policy.
 
         Args:
-            predict: Makes chunks ``(n, chunk, ...)`` of a batch of ``n`` observations: arrays, or
-                tensors of any device.
+            predict: Returns chunks ``(n, chunk, ...)`` for a batch of ``n`` observations: arrays,
+                or tensors on any device.
             num_actions: How many of a chunk's actions are carried out.
-            postprocess: Makes of a chunk's actions ``(num_actions, ...)`` those for the env.
+            postprocess: Turns a chunk's actions ``(num_actions, ...)`` into those for the env.
         """
         self._predict = predict
         self._num_actions = num_actions
         self._postprocess = postprocess
-        self._planned: dict[int, deque[Any]] = {}  # by env
+        self._queues: dict[int, deque[Any]] = {}  # by env
 
     def reset(self, env_ids: npt.NDArray[np.int64]) -> None:
-        """What was planned for these envs is void."""
+        """Drops the actions that were planned for these envs."""
         for env in env_ids.tolist():
-            self._planned.pop(env, None)
+            self._queues.pop(env, None)
 
     def __call__(self, observations: Any, env_ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """The next action of each env."""
+        """Returns the next action of each env."""
         envs = env_ids.tolist()
-        rows = [row for row, env in enumerate(envs) if not self._planned.get(env)]
+        rows = [row for row, env in enumerate(envs) if not self._queues.get(env)]
         if rows:
-            chunks = self._predict(_of(observations, rows))
+            chunks = self._predict(_select(observations, rows))
             chunks = chunks.detach().cpu() if hasattr(chunks, "detach") else chunks
             for row, chunk in zip(rows, chunks, strict=True):
                 actions = np.asarray(self._postprocess(chunk[: self._num_actions]))
-                self._planned[envs[row]] = deque(actions)
-        return np.stack([self._planned[env].popleft() for env in envs])
+                self._queues[envs[row]] = deque(actions)
+        return np.stack([self._queues[env].popleft() for env in envs])
 
 
-def _of(observations: Any, rows: list[int]) -> Any:
-    """Some rows of a batch, of nested dicts, too."""
+def _select(observations: Any, rows: list[int]) -> Any:
+    """Some rows of a batch, which may be nested dicts."""
     if isinstance(observations, dict):
-        return {key: _of(part, rows) for key, part in observations.items()}
+        return {key: _select(part, rows) for key, part in observations.items()}
     return observations[rows]

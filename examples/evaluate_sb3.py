@@ -2,8 +2,8 @@
 
     python examples/evaluate_sb3.py --train-steps 20000 --episodes 100
 
-What is different: each episode has a seed of its own, and is played by the env that is free next,
-so it does not matter how many envs there are. Recurrent policies (sb3_contrib) keep their states.
+Two things are different. Each episode has its own seed, and the next free env plays it, so the
+number of envs does not matter. Recurrent policies (sb3_contrib) have a state for each env.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import shmvec
 
 
 class Model:
-    """What has Stable-Baselines3's ``predict``, as a policy with a state for each env."""
+    """Makes a policy with a state for each env of what has Stable-Baselines3's ``predict``."""
 
     def __init__(self, model: Any, deterministic: bool = True) -> None:
         """Takes a model or a policy."""
         self._model = model
         self._deterministic = deterministic
-        self._states: dict[int, list[Any]] = {}  # by env; none: an episode begins
+        self._states: dict[int, list[Any]] = {}  # by env; an env without one begins an episode
 
     def reset(self, env_ids: npt.NDArray[np.int64]) -> None:
-        """Episodes begin in these envs."""
+        """Drops the states of these envs, in which episodes begin."""
         for env in env_ids.tolist():
             self._states.pop(env, None)
 
     def __call__(self, observations: Any, env_ids: npt.NDArray[np.int64]) -> Any:
-        """Actions for a batch."""
+        """Returns actions for a batch."""
         envs = env_ids.tolist()
         actions, states = self._model.predict(
             observations,
@@ -46,11 +46,11 @@ class Model:
         return actions
 
     def _state_of(self, envs: list[int]) -> tuple[Any, ...] | None:
-        known = next((self._states[env] for env in envs if env in self._states), None)
-        if known is None:
+        state = next((self._states[env] for env in envs if env in self._states), None)
+        if state is None:
             return None
-        nothing = [np.zeros_like(part) for part in known]
-        rows = [self._states.get(env, nothing) for env in envs]
+        zeros = [np.zeros_like(part) for part in state]
+        rows = [self._states.get(env, zeros) for env in envs]
         return tuple(np.stack(parts, axis=1) for parts in zip(*rows, strict=True))
 
 
@@ -62,18 +62,18 @@ def evaluate_policy(
     return_episode_rewards: bool = False,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """As Stable-Baselines3's.
+    """Evaluates a model, like Stable-Baselines3's function of this name.
 
     Args:
-        model: Has ``predict``: an algorithm, or a policy.
-        env: As of ``shmvec.evaluate``: an id, a function that makes an env, a ``ShmVectorEnv``.
-        n_eval_episodes: How many.
-        deterministic: Whether the model samples no actions.
-        return_episode_rewards: Whether what is returned is lists.
-        **options: Further ones of ``shmvec.evaluate``.
+        model: An algorithm or a policy: it has ``predict``.
+        env: An id, a function that makes an env, or a ``ShmVectorEnv``, as for ``shmvec.evaluate``.
+        n_eval_episodes: Number of episodes.
+        deterministic: Whether the model does not sample its actions.
+        return_episode_rewards: Whether to return lists.
+        **options: Further options of ``shmvec.evaluate``.
 
     Returns:
-        The mean return and its standard deviation; or the returns and the lengths.
+        The mean return and its standard deviation; or lists of the returns and the lengths.
     """
     result = shmvec.evaluate(env, Model(model, deterministic), n_eval_episodes, **options)
     if return_episode_rewards:

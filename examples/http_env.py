@@ -4,10 +4,10 @@ Needs aiohttp (``pip install aiohttp``), and starts a server of its own:
 
     python examples/http_env.py
 
-``HttpEnv`` is the env. Its ``reset`` and ``step`` are coroutines, so that a worker waits for the
-answers of all its envs at the same time. A policy looks at the envs that are ready, by batches with
-a deadline. Some sessions die meanwhile, and some never answer: their episodes are truncated, and
-other sessions take their place. Prints requests/s, beside those of a bare loop of aiohttp's.
+``HttpEnv`` is the env. Its ``reset`` and ``step`` are coroutines, so a worker waits for the answers
+of all its envs at the same time. A policy gets the envs that are ready, in batches with a deadline.
+Some sessions die meanwhile, and some never answer: their episodes are truncated, and other sessions
+take their place. The program prints requests/s, also for a plain aiohttp loop without shmvec.
 """
 
 from __future__ import annotations
@@ -40,41 +40,41 @@ import shmvec
 
 
 class SessionLost(ConnectionError):
-    """A session, or its server, that does not answer any more, and the last that was heard."""
+    """A session or its server no longer answers; the message is its last problem."""
 
 
 class SharedClient:
     """The HTTP client of all envs of an event loop, which reuse each other's connections."""
 
-    _of: dict[asyncio.AbstractEventLoop, SharedClient] = {}  # weak keys could not be pickled
+    _clients: dict[asyncio.AbstractEventLoop, SharedClient] = {}  # weak keys could not be pickled
 
     def __init__(self) -> None:
-        """Makes a client, on the loop that runs."""
+        """Makes a client on the running event loop."""
         self.users = 0
         self.http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),  # the default would let 100 envs ask at once
-            cookie_jar=aiohttp.DummyCookieJar(),  # one env's cookies are none of another's
+            connector=aiohttp.TCPConnector(limit=0),  # by default, at most 100 envs ask at once
+            cookie_jar=aiohttp.DummyCookieJar(),  # envs must not share cookies
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),  # the vector env has limits
         )
 
     @classmethod
     def join(cls) -> SharedClient:
-        """The client of the loop that runs, for one more env. It has to leave it."""
+        """Returns the running loop's client for one more env, which must call ``leave``."""
         loop = asyncio.get_running_loop()
-        client = cls._of.get(loop)
+        client = cls._clients.get(loop)
         if client is None:
-            client = cls._of[loop] = cls()
+            client = cls._clients[loop] = cls()
         client.users += 1
         return client
 
     async def ask(self, url: str, body: dict[str, Any], patience: float) -> Any:
-        """Sends a request, and repeats it for so many seconds.
+        """Sends a request, and retries it for up to ``patience`` seconds.
 
         Raises:
-            SessionLost: HTTP 404; or the time is up.
+            SessionLost: HTTP 404, or the time is up.
             RuntimeError: The server does not accept the request.
         """
-        until = time.monotonic() + patience
+        deadline = time.monotonic() + patience
         wait = 0.05
         while True:
             try:
@@ -85,48 +85,47 @@ class SharedClient:
                     if response.status == 404:
                         raise SessionLost(problem)
                     if response.status < 500:
-                        raise RuntimeError(f"{url}: {problem}")  # repeated, it would be the same
+                        raise RuntimeError(f"{url}: {problem}")  # a retry would not help
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
                 problem = f"{type(error).__name__}: {error}"
-            if time.monotonic() + wait > until:
+            if time.monotonic() + wait > deadline:
                 raise SessionLost(problem)
-            # Not all at the same time: a server that comes back has enough to do.
+            # Random delays spread the requests to a server that has just come back.
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, 1.0)
 
     async def leave(self) -> None:
-        """Closes the client, if that was its last env."""
+        """Closes the client if this was its last env."""
         self.users -= 1
         if self.users == 0:
-            del self._of[asyncio.get_running_loop()]
+            del self._clients[asyncio.get_running_loop()]
             await self.http.close()
 
 
 class HttpEnv(gym.Env[npt.NDArray[np.float32], int]):
     """An env that is a session of a server.
 
-    Requests have numbers, and the server makes none twice, so that any may be repeated: those that
-    meet a connection error or HTTP 5xx are. A session that is lost ends the episode:
-    ``truncated=True``, and ``info["session_lost"]`` says why. The next reset opens another.
+    Requests have numbers, and the server carries out none twice, so they are retried after a
+    connection error or HTTP 5xx. A lost session ends the episode: ``truncated=True``, and
+    ``info["session_lost"]`` says why. The next reset opens another session.
 
-    An env draws the seed of each episode itself, from that of the last ``reset`` that had one: an
-    episode is the same in a session that has lived for long as in a new one.
+    An env draws the seed of each episode itself, from the last seed of ``reset``. So an episode is
+    the same in an old session as in a new one.
 
     Attributes:
-        session: The server's name for it; None before the first reset, and once it is lost.
-        number: That of the last request.
-        client: What sends the requests of all envs of an event loop.
+        session: The session's name; None before the first reset and once the session is lost.
+        number: The number of the last request.
+        client: Sends the requests of all envs of an event loop.
     """
 
     def __init__(self, url: str, step_patience: float = 2.0, reset_patience: float = 30.0) -> None:
-        """Makes the env; it connects to nothing before its first reset.
+        """Makes the env, which does not connect before its first reset.
 
         Args:
-            url: The server's.
-            step_patience: Seconds for which a step's request is repeated, after which its session
-                is given up.
-            reset_patience: Seconds for which opening a session is tried, after which the reset
-                raises SessionLost.
+            url: The server's URL.
+            step_patience: Seconds for which a step's request is retried. Then its session is lost.
+            reset_patience: Seconds for which opening a session is retried. Then the reset raises
+                SessionLost.
         """
         self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
         self.action_space = spaces.Discrete(2)
@@ -135,40 +134,40 @@ class HttpEnv(gym.Env[npt.NDArray[np.float32], int]):
         self._reset_patience = reset_patience
         self.client: SharedClient | None = None
         self.session: str | None = None
-        self._given_up: list[str] = []  # to be deleted, for the server's sake
+        self._old_sessions: list[str] = []  # which the server should delete
         self.number = 0
         self._observation = np.zeros(4, np.float32)
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
-        """Begins an episode, in the session of the last one if that still lives."""
+        """Begins an episode, in the previous one's session if that is still alive."""
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))
         if self.client is None:
             self.client = SharedClient.join()
-        while self._given_up:
-            await self._delete(self._given_up.pop())
+        while self._old_sessions:
+            await self._delete(self._old_sessions.pop())
         answer = None
         if self.session is not None:
             with contextlib.suppress(SessionLost):
-                answer = await self._make("reset", self._step_patience, seed=seed)
+                answer = await self._request("reset", self._step_patience, seed=seed)
         if answer is None:
-            # Named here: a request that is repeated, since its answer was lost, opens no second.
+            # The env chooses the name, so that a retried request opens no second session.
             self.session = uuid.uuid4().hex
-            answer = await self._make("reset", self._reset_patience, seed=seed)
+            answer = await self._request("reset", self._reset_patience, seed=seed)
         self._observation = np.array(answer["observation"], np.float32)
         return self._observation, {"session": self.session}
 
     async def step(
         self, action: int
     ) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Makes a step, once, however often it has to be asked for."""
+        """Makes a step once, even if its request is retried."""
         if self.session is None:
             raise gym.error.ResetNeeded("the session was lost: call reset")
         try:
-            answer = await self._make("step", self._step_patience, action=int(action))
+            answer = await self._request("step", self._step_patience, action=int(action))
         except SessionLost as lost:
             return self._observation, 0.0, False, True, {"session_lost": str(lost)}
         self._observation = np.array(answer["observation"], np.float32)
@@ -181,32 +180,32 @@ class HttpEnv(gym.Env[npt.NDArray[np.float32], int]):
         )
 
     async def close(self) -> None:
-        """Closes the session, and the client with the last env that has it."""
+        """Closes the session, and the client if this is its last env."""
         if self.client is None:
             return
         if self.session is not None:
-            self._given_up.append(self.session)
+            self._old_sessions.append(self.session)
             self.session = None
-        while self._given_up:
-            await self._delete(self._given_up.pop())
+        while self._old_sessions:
+            await self._delete(self._old_sessions.pop())
         client, self.client = self.client, None
         await client.leave()
 
-    async def _make(self, what: str, patience: float, **arguments: Any) -> Any:
-        """A request of the session's with the next number; without an answer it is given up."""
+    async def _request(self, path: str, patience: float, **arguments: Any) -> Any:
+        """Sends the session's next request; if no answer comes, the session is lost."""
         assert self.client is not None
         self.number += 1
         body = {"session": self.session, "number": self.number, **arguments}
         try:
-            return await self.client.ask(f"{self._url}/{what}", body, patience)
-        except BaseException:  # a cancellation as well: the time limit's
+            return await self.client.ask(f"{self._url}/{path}", body, patience)
+        except BaseException:  # also a cancellation by the time limit
             if self.session is not None:
-                self._given_up.append(self.session)
+                self._old_sessions.append(self.session)
             self.session = None
             raise
 
     async def _delete(self, session: str) -> None:
-        """Deletes a session: best effort, for a second."""
+        """Tries for a second to delete a session."""
         assert self.client is not None
         limit = aiohttp.ClientTimeout(total=1.0)
         with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
@@ -218,7 +217,7 @@ class HttpEnv(gym.Env[npt.NDArray[np.float32], int]):
 
 
 class Session:
-    """An env of the server's, and what it has answered last."""
+    """An env of the server, and its last answer."""
 
     def __init__(self) -> None:
         """Makes the env."""
@@ -234,14 +233,14 @@ class Session:
 class Server:
     """A server of CartPole sessions, some of which die or never answer.
 
-    ``POST /reset`` and ``POST /step`` take ``session``, the ``number`` of the request, larger than
-    the last one's (the same number gets the same answer), and ``seed`` or ``action``. A reset opens
-    a session that does not exist. ``POST /fault`` brings about a ``fault`` in a ``session``:
+    ``POST /reset`` and ``POST /step`` take ``session``, the ``number`` of the request, and ``seed``
+    or ``action``. Numbers grow; the same number gets the same answer. A reset opens a session that
+    does not exist. ``POST /fault`` causes a ``fault`` in a ``session``:
 
     - "die": HTTP 404 from now on; "break": HTTP 500 from now on;
-    - "hang": its requests are not answered, until it is deleted;
+    - "hang": its requests are not answered until it is deleted;
     - "busy": HTTP 503 for the next ``times`` requests;
-    - "lose": the next ``times`` requests are carried out, and the connections closed.
+    - "lose": the next ``times`` requests are carried out, but their connections are closed.
     """
 
     def __init__(self, delay: float = 0.02, die_every: int = 0, hang_every: int = 0) -> None:
@@ -249,8 +248,8 @@ class Server:
 
         Args:
             delay: Seconds that a step takes.
-            die_every: One of so many steps is its session's last. 0: none.
-            hang_every: One of so many steps is not answered. 0: none.
+            die_every: One in this many steps is its session's last. 0: none.
+            hang_every: One in this many steps is not answered. 0: none.
         """
         self._delay = delay
         self._die_every = die_every
@@ -261,7 +260,7 @@ class Server:
         self._counts = dict.fromkeys(("requests", "steps", "repeated", "opened", "died", "hung"), 0)
 
     def app(self) -> web.Application:
-        """The routes."""
+        """The application with its routes."""
         app = web.Application()
         app.router.add_post("/reset", self._reset)
         app.router.add_post("/step", self._step)
@@ -318,7 +317,7 @@ class Server:
         number: int,
         work: Callable[[], Awaitable[dict[str, Any]]],
     ) -> web.Response:
-        """The answer to the request of this number, whose work is done once."""
+        """Answers the request with this number, whose work is done once."""
         self._counts["requests"] += 1
         if session.fault == "break":
             raise web.HTTPInternalServerError(text="this session is broken")
@@ -334,7 +333,7 @@ class Server:
             session.number, session.answer = number, asyncio.ensure_future(work())
         else:
             self._counts["repeated"] += 1
-        answer = await asyncio.shield(session.answer)  # one that is repeated waits for it, too
+        answer = await asyncio.shield(session.answer)  # a retry waits for it, too
         if session.fault == "lose" and session.times:
             session.times -= 1
             assert request.transport is not None
@@ -383,7 +382,7 @@ class Server:
 
 
 async def serve(app: web.Application, port: int) -> None:
-    """Serves until SIGTERM, or until standard input ends; prints the port, once it listens."""
+    """Serves until SIGTERM or the end of standard input; prints the port once it listens."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
@@ -392,7 +391,7 @@ async def serve(app: web.Application, port: int) -> None:
         loop.add_reader(sys.stdin.fileno(), stop.set)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    # With a shorter backlog, some of many envs that connect at once wait for a second.
+    # With a shorter backlog, some envs wait for a second if many connect at once.
     await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
     print(runner.addresses[0][1], flush=True)
     await stop.wait()
@@ -401,7 +400,7 @@ async def serve(app: web.Application, port: int) -> None:
 
 @contextlib.contextmanager
 def serving(*arguments: str, program: str = __file__) -> Iterator[str]:
-    """A server in a process of its own, as its URL; it ends with the block, or with this process.
+    """Runs a server in its own process, and yields its URL; it ends with the block or this process.
 
     Args:
         arguments: For the program's command line.
@@ -433,7 +432,7 @@ def serving(*arguments: str, program: str = __file__) -> Iterator[str]:
 
 
 def policy(observations: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Keeps the pole upright for a while."""
+    """Keeps the pole up for a while."""
     return (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
 
 
@@ -445,15 +444,15 @@ def play(
     step_timeout: float = 2.0,
     context: str | None = None,
 ) -> dict[str, Any]:
-    """Steps the envs for so many seconds, and counts what the server and the policy see."""
+    """Steps the envs for some seconds, and counts requests, batches, episodes and lost sessions."""
     faults = shmvec.FaultPolicy(
-        on_timeout="reset",  # the step that is never answered is cancelled, and its env reset
+        on_timeout="reset",  # a step that is not answered is cancelled, and its env reset
         on_error="reset",
         step_timeout=step_timeout,
         reset_timeout=60.0,
         max_restarts=1000,
     )
-    seen = {"batches": 0, "lost": 0, "timed_out": 0, "episodes": 0}
+    results = {"batches": 0, "lost": 0, "timed_out": 0, "episodes": 0}
     envs = shmvec.ShmVectorEnv(
         [partial(HttpEnv, url)] * sessions,
         num_workers=workers,
@@ -469,10 +468,10 @@ def play(
         while True:
             observations, _, terminations, truncations, infos = envs.recv()
             envs.send(policy(observations), infos["env_id"])
-            seen["batches"] += 1
-            seen["episodes"] += int(np.count_nonzero(terminations | truncations))
-            seen["lost"] += int(np.count_nonzero(infos.get("_session_lost", ())))
-            seen["timed_out"] += int(np.count_nonzero(infos.get("_fault", ())))
+            results["batches"] += 1
+            results["episodes"] += int(np.count_nonzero(terminations | truncations))
+            results["lost"] += int(np.count_nonzero(infos.get("_session_lost", ())))
+            results["timed_out"] += int(np.count_nonzero(infos.get("_fault", ())))
             now = time.perf_counter()
             if before is None and now > start + min(1.0, seconds / 2):  # once all are connected
                 before, since = counts(url), now
@@ -480,22 +479,22 @@ def play(
                 break
         after = counts(url)
         rate = (after["requests"] - before["requests"]) / (time.perf_counter() - since)
-        envs.exchange.discard()  # waits for all, under the limits; close() has none
+        envs.exchange.discard()  # waits for all within the time limits; close() has no limit
     finally:
         envs.close(timeout=5.0)
-    return {**seen, "rate": rate}
+    return {**results, "rate": rate}
 
 
 def bare(url: str, sessions: int, seconds: float, seed: int = 1) -> float:
-    """Requests/s of a loop that makes the same requests in this process, and nothing else."""
+    """Measures requests/s of a loop in this process that only makes the same requests."""
 
     async def session(client: aiohttp.ClientSession, seed: int) -> None:
-        async def ask(what: str, body: dict[str, Any]) -> Any:
-            async with client.post(f"{url}/{what}", json=body) as response:
+        async def ask(path: str, body: dict[str, Any]) -> Any:
+            async with client.post(f"{url}/{path}", json=body) as response:
                 return await response.json() if response.status == 200 else None
 
         rng = np.random.default_rng(seed)
-        while True:  # an episode; its session has died, if there is no answer
+        while True:  # plays an episode; without an answer, its session has died
             number = 1
             answer = await ask("reset", {"number": 1, "seed": int(rng.integers(2**31))})
             name = answer["session"]
@@ -504,13 +503,13 @@ def bare(url: str, sessions: int, seconds: float, seed: int = 1) -> float:
                 number += 1
                 if answer.get("terminated") or answer.get("truncated"):
                     body = {"seed": int(rng.integers(2**31))}
-                    what = "reset"
+                    path = "reset"
                 else:
                     body = {"action": int(policy(observation[None])[0])}
-                    what = "step"
-                answer = await ask(what, {"session": name, "number": number, **body})
+                    path = "step"
+                answer = await ask(path, {"session": name, "number": number, **body})
 
-    async def all_of_them() -> float:
+    async def measure() -> float:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
             tasks = [asyncio.ensure_future(session(client, seed + i)) for i in range(sessions)]
             warm_up = min(1.0, seconds / 2)
@@ -525,22 +524,22 @@ def bare(url: str, sessions: int, seconds: float, seed: int = 1) -> float:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    return asyncio.run(all_of_them())
+    return asyncio.run(measure())
 
 
 async def counted(client: aiohttp.ClientSession, url: str) -> dict[str, int]:
-    """What the server has counted."""
+    """Gets the server's counts."""
     async with client.get(f"{url}/counts") as response:
         return await response.json()
 
 
 def counts(url: str) -> dict[str, int]:
-    """What the server has counted, for code without an event loop."""
+    """Gets the server's counts, for code without an event loop."""
     return get(f"{url}/counts")
 
 
 def get(url: str, body: dict[str, Any] | None = None) -> Any:
-    """The answer to a GET, or to a POST with this body, for code without an event loop."""
+    """Gets the answer to a GET, or to a POST with this body, for code without an event loop."""
     from urllib.request import ProxyHandler, Request, build_opener
 
     data = None if body is None else json.dumps(body).encode()
@@ -550,14 +549,18 @@ def get(url: str, body: dict[str, Any] | None = None) -> Any:
 
 
 def main() -> None:
-    """Plays, beside the bare loop, and says how many sessions were replaced."""
+    """Plays, says how many sessions were replaced, and compares with the bare loop."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sessions", type=int, default=256)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--delay", type=float, default=0.02, help="seconds that a step takes")
-    parser.add_argument("--die-every", type=int, default=1000, help="so many steps end a session")
-    parser.add_argument("--hang-every", type=int, default=3000, help="so many are not answered")
+    parser.add_argument(
+        "--die-every", type=int, default=1000, help="one in this many steps ends its session"
+    )
+    parser.add_argument(
+        "--hang-every", type=int, default=3000, help="one in this many is not answered"
+    )
     parser.add_argument("--context", choices=["fork", "forkserver", "spawn"])
     parser.add_argument("--serve", action="store_true", help="only the server")
     parser.add_argument("--port", type=int, default=0)
@@ -567,27 +570,28 @@ def main() -> None:
         asyncio.run(serve(server.app(), options.port))
         return
 
-    given = {"--delay": options.delay, "--die-every": options.die_every}
-    given["--hang-every"] = options.hang_every
-    arguments = [text for name, value in given.items() for text in (name, str(value))]
+    switches = {"--delay": options.delay, "--die-every": options.die_every}
+    switches["--hang-every"] = options.hang_every
+    arguments = [text for name, value in switches.items() for text in (name, str(value))]
     with serving(*arguments) as url:
         print(f"a server at {url}", flush=True)
-        seen = play(
+        results = play(
             url, options.sessions, options.workers, options.seconds, context=options.context
         )
-        end = counts(url)
+        totals = counts(url)
     print(
-        f"{options.sessions} sessions, {options.workers} workers: {seen['rate']:,.0f} requests/s, "
-        f"{seen['episodes']} episodes, {seen['batches']} batches"
+        f"{options.sessions} sessions, {options.workers} workers: "
+        f"{results['rate']:,.0f} requests/s, "
+        f"{results['episodes']} episodes, {results['batches']} batches"
     )
     print(
-        f"{end['died']} sessions died and {end['hung']} did not answer: {seen['lost']} and "
-        f"{seen['timed_out']} episodes were truncated so far, and "
-        f"{end['opened'] - options.sessions} sessions opened in their place"
+        f"{totals['died']} sessions died and {totals['hung']} did not answer: {results['lost']} "
+        f"and {results['timed_out']} episodes were truncated so far, and "
+        f"{totals['opened'] - options.sessions} sessions opened in their place"
     )
     with serving(*arguments) as url:
         rate = bare(url, options.sessions, options.seconds)
-    print(f"a bare loop: {rate:,.0f} requests/s; ratio {seen['rate'] / rate:.2f}")
+    print(f"a bare loop: {rate:,.0f} requests/s; ratio {results['rate'] / rate:.2f}")
 
 
 if __name__ == "__main__":

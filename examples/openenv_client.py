@@ -1,4 +1,4 @@
-"""A client env for servers that speak OpenEnv's protocol, and one to try it with.
+"""A client env for servers that speak OpenEnv's protocol, and a server to try it with.
 
 Needs aiohttp (``pip install aiohttp``), and starts a server of its own:
 
@@ -6,9 +6,9 @@ Needs aiohttp (``pip install aiohttp``), and starts a server of its own:
     python examples/openenv_client.py --transport http
 
 `OpenEnv <https://github.com/meta-pytorch/OpenEnv>`_ hosts envs in containers. Each connection to a
-server's ``/ws`` has an env of its own, with which JSON messages are exchanged: ``reset``, ``step``,
-``state``, ``close``. ``OpenEnvClient`` makes a Gymnasium env of one. What an action and an
-observation look like is the server's affair, so two functions translate. For its echo env:
+server's ``/ws`` has its own env, which takes JSON messages: ``reset``, ``step``, ``state``,
+``close``. ``OpenEnvClient`` makes it a Gymnasium env. Each server has its own actions and
+observations, so two functions translate them. For OpenEnv's echo env:
 
     text = gymnasium.spaces.Text(200)
     client = partial(
@@ -46,18 +46,19 @@ import shmvec
 
 
 class ServerFull(ConnectionError):
-    """A server that has as many sessions as it allows."""
+    """The server has as many sessions as it allows."""
 
 
 class OpenEnvClient(gym.Env[Any, Any]):
     """An env on an OpenEnv server.
 
-    ``done`` is a termination: the protocol does not tell it from a truncation. A connection that is
-    lost ends the episode: ``truncated=True``, and ``info["session_lost"]`` says why. The next reset
-    connects anew. No step is sent twice: the protocol has no number by which a server would know.
-    An exception of the server's env is a RuntimeError here, and the session goes on.
+    ``done`` counts as a termination, because the protocol does not tell it from a truncation. If
+    the connection is lost, the episode ends: ``truncated=True``, and ``info["session_lost"]`` says
+    why. The next reset connects anew. No step is sent twice, because the protocol has no number by
+    which a server could know. An exception of the server's env is a RuntimeError here, and the
+    session goes on.
 
-    An env draws the seed of each episode itself, from that of the last ``reset`` that had one.
+    An env draws the seed of each episode itself, from the last seed of ``reset``.
     """
 
     def __init__(
@@ -72,19 +73,19 @@ class OpenEnvClient(gym.Env[Any, Any]):
         max_steps: int | None = None,
         patience: float = 30.0,
     ) -> None:
-        """Makes the env; it connects to nothing before its first reset.
+        """Makes the env, which does not connect before its first reset.
 
         Args:
-            url: The server's, ``http://host:port``.
-            observation_space: Of what ``to_observation`` returns.
-            action_space: Of what ``to_action`` takes.
-            to_action: Makes the server's JSON of an action.
-            to_observation: Makes an observation of the server's JSON.
+            url: The server's URL, ``http://host:port``.
+            observation_space: The space of what ``to_observation`` returns.
+            action_space: The space of what ``to_action`` takes.
+            to_action: Turns an action into the server's JSON.
+            to_observation: Turns the server's JSON into an observation.
             transport: "ws": a session for each env. "http": ``POST /reset`` and ``/step``, for
-                servers of one env that keep it between requests. OpenEnv's own server makes one
+                servers of one env that keep it between requests. OpenEnv's own server makes an env
                 for each request.
-            max_steps: Truncates an episode after so many.
-            patience: Seconds for which a reset tries to connect to a server that is away or full.
+            max_steps: Number of steps after which an episode is truncated.
+            patience: Seconds for which a reset tries to connect to a server that is down or full.
         """
         if transport not in ("ws", "http"):
             raise ValueError(f"transport is 'ws' or 'http', not {transport!r}")
@@ -100,7 +101,7 @@ class OpenEnvClient(gym.Env[Any, Any]):
         self._observation: Any = None
         self._client: SharedClient | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._given_up: aiohttp.ClientWebSocketResponse | None = None
+        self._lost_socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -111,7 +112,7 @@ class OpenEnvClient(gym.Env[Any, Any]):
             seed = int(self.np_random.integers(2**31))
         if self._client is None:
             self._client = SharedClient.join()
-        await self._close_given_up()
+        await self._close_lost_socket()
         arguments = {"seed": seed, **(options or {})}
         if self._transport == "http":
             answer = await self._client.ask(f"{self._url}/reset", arguments, self._patience)
@@ -128,7 +129,7 @@ class OpenEnvClient(gym.Env[Any, Any]):
         data = self._to_action(action)
         try:
             if self._transport == "ws":
-                answer = await self._say({"type": "step", "data": data})
+                answer = await self._request({"type": "step", "data": data})
             else:
                 assert self._client is not None
                 answer = await self._client.ask(f"{self._url}/step", {"action": data}, 0.0)
@@ -145,19 +146,19 @@ class OpenEnvClient(gym.Env[Any, Any]):
         )
 
     async def state(self) -> dict[str, Any]:
-        """What the server says of the episode: ``episode_id``, ``step_count``, and more."""
+        """Gets the server's state of the episode: ``episode_id``, ``step_count``, and more."""
         if self._transport == "ws":
-            return await self._say({"type": "state"})
+            return await self._request({"type": "state"})
         assert self._client is not None
         async with self._client.http.get(f"{self._url}/state") as response:
             response.raise_for_status()
             return await response.json()
 
     async def close(self) -> None:
-        """Ends the session, and the client with the last env that has it."""
+        """Ends the session, and closes the client if this is its last env."""
         if self._client is None:
             return
-        await self._close_given_up()
+        await self._close_lost_socket()
         if self._socket is not None:
             with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
                 await self._socket.send_json({"type": "close"})
@@ -168,19 +169,19 @@ class OpenEnvClient(gym.Env[Any, Any]):
         await client.leave()
 
     async def _reset_session(self, message: dict[str, Any]) -> Any:
-        """Resets the session there is, else one for which it connects anew, for so many seconds."""
+        """Resets the session if there is one; else tries for ``patience`` seconds to open one."""
         if self._socket is not None:
             with contextlib.suppress(SessionLost):
-                return await self._say(message)
-        until = time.monotonic() + self._patience
+                return await self._request(message)
+        deadline = time.monotonic() + self._patience
         wait = 0.05
         while True:
             try:
-                await self._close_given_up()
+                await self._close_lost_socket()
                 await self._connect()
-                return await self._say(message)
+                return await self._request(message)
             except (SessionLost, ServerFull, aiohttp.ClientError) as error:
-                if time.monotonic() + wait > until:
+                if time.monotonic() + wait > deadline:
                     raise SessionLost(f"{type(error).__name__}: {error}") from error
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, 1.0)
@@ -193,8 +194,8 @@ class OpenEnvClient(gym.Env[Any, Any]):
             timeout=aiohttp.ClientWSTimeout(ws_close=1.0),  # for a server that does not answer
         )
 
-    async def _say(self, message: dict[str, Any]) -> Any:
-        """Sends a message and takes the answer; without one the session is given up."""
+    async def _request(self, message: dict[str, Any]) -> Any:
+        """Sends a message and returns the answer; if none comes, the session is lost."""
         socket = self._socket
         if socket is None:
             raise SessionLost("there is no connection")
@@ -207,8 +208,8 @@ class OpenEnvClient(gym.Env[Any, Any]):
             if answer["type"] == "error" and answer["data"].get("code") == "CAPACITY_REACHED":
                 raise ServerFull(answer["data"].get("message"))
         except BaseException as error:
-            # A cancellation as well: an answer that came later would be taken for the next one.
-            self._given_up, self._socket = socket, None
+            # Also after a cancellation: its late answer would be taken for the next one.
+            self._lost_socket, self._socket = socket, None
             if isinstance(error, ConnectionError) and not isinstance(error, ServerFull):
                 raise SessionLost(str(error)) from error
             raise
@@ -216,8 +217,8 @@ class OpenEnvClient(gym.Env[Any, Any]):
             raise RuntimeError(f"{answer['data'].get('code')}: {answer['data'].get('message')}")
         return answer["data"]
 
-    async def _close_given_up(self) -> None:
-        socket, self._given_up = self._given_up, None
+    async def _close_lost_socket(self) -> None:
+        socket, self._lost_socket = self._lost_socket, None
         if socket is not None:
             await socket.close()
 
@@ -225,7 +226,7 @@ class OpenEnvClient(gym.Env[Any, Any]):
 # A server -----------------------------------------------------------------------------------------
 
 
-class Hosted:
+class HostedCartPole:
     """A CartPole that a server hosts.
 
     Its actions are ``{"push": 0 or 1}``, and for tests ``{"fault": ...}``: "raise" an exception,
@@ -238,13 +239,13 @@ class Hosted:
         self.steps = 0
 
     def reset(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a reset."""
+        """Answers a reset."""
         self.steps = 0
         observation, _ = self.env.reset(seed=arguments.get("seed"))
         return {"observation": {"state": observation.tolist()}, "reward": None, "done": False}
 
     def step(self, action: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a step."""
+        """Answers a step."""
         if action.get("fault") == "raise":
             raise ValueError("what the action says")
         self.steps += 1
@@ -253,17 +254,17 @@ class Hosted:
         return {"observation": {"state": observation.tolist()}, "reward": reward, "done": done}
 
     def state(self) -> dict[str, Any]:
-        """The answer to a question for the state."""
+        """Answers a request for the state."""
         return {"episode_id": None, "step_count": self.steps}
 
 
 def server(max_sessions: int) -> web.Application:
     """A stand-in for an OpenEnv server: one env by HTTP, and one for each WebSocket."""
-    lone = Hosted()
-    sessions: set[Hosted] = set()
+    shared_env = HostedCartPole()
+    sessions: set[HostedCartPole] = set()
 
     async def reset(request: web.Request) -> web.Response:
-        return web.json_response(lone.reset(await request.json()))
+        return web.json_response(shared_env.reset(await request.json()))
 
     async def step(request: web.Request) -> web.Response:
         action = (await request.json())["action"]
@@ -272,10 +273,10 @@ def server(max_sessions: int) -> web.Application:
         if action.get("fault") == "die":
             assert request.transport is not None
             request.transport.close()
-        return web.json_response(lone.step(action))
+        return web.json_response(shared_env.step(action))
 
     async def state(request: web.Request) -> web.Response:
-        return web.json_response(lone.state())
+        return web.json_response(shared_env.state())
 
     async def health(request: web.Request) -> web.Response:
         return web.json_response({"status": "healthy", "sessions": len(sessions)})
@@ -284,15 +285,15 @@ def server(max_sessions: int) -> web.Application:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         if len(sessions) >= max_sessions:
-            await socket.send_json(failed("CAPACITY_REACHED", f"{max_sessions} sessions"))
+            await socket.send_json(error_message("CAPACITY_REACHED", f"{max_sessions} sessions"))
             await socket.close()
             return socket
-        hosted = Hosted()
+        hosted = HostedCartPole()
         sessions.add(hosted)
         try:
             async for message in socket:
-                said = json.loads(message.data)
-                kind, data = said.get("type"), said.get("data", {})
+                request = json.loads(message.data)
+                kind, data = request.get("type"), request.get("data", {})
                 if kind == "close" or (kind == "step" and data.get("fault") == "die"):
                     break
                 if kind == "step" and data.get("fault") == "hang":
@@ -311,8 +312,8 @@ def server(max_sessions: int) -> web.Application:
     return app
 
 
-def answer(hosted: Hosted, kind: str, data: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a message."""
+def answer(hosted: HostedCartPole, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Answers a message."""
     try:
         if kind == "reset":
             return {"type": "observation", "data": hosted.reset(data)}
@@ -321,12 +322,12 @@ def answer(hosted: Hosted, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         if kind == "state":
             return {"type": "state", "data": hosted.state()}
     except Exception as error:
-        return failed("EXECUTION_ERROR", str(error))
-    return failed("UNKNOWN_TYPE", f"there is no {kind!r}")
+        return error_message("EXECUTION_ERROR", str(error))
+    return error_message("UNKNOWN_TYPE", f"there is no {kind!r}")
 
 
-def failed(code: str, message: str) -> dict[str, Any]:
-    """The answer that says what went wrong."""
+def error_message(code: str, message: str) -> dict[str, Any]:
+    """The answer that reports an error."""
     return {"type": "error", "data": {"code": code, "message": message}}
 
 
@@ -334,17 +335,17 @@ def failed(code: str, message: str) -> dict[str, Any]:
 
 
 def to_action(action: Any) -> dict[str, Any]:
-    """The stand-in's action."""
+    """Makes an action of the stand-in."""
     return {"push": int(action)}
 
 
 def to_observation(observation: dict[str, Any]) -> npt.NDArray[np.float32]:
-    """The observation in the stand-in's."""
+    """Takes the observation out of the stand-in's."""
     return np.array(observation["state"], np.float32)
 
 
 def cartpole(url: str, transport: str = "ws", **options: Any) -> OpenEnvClient:
-    """The stand-in's env."""
+    """Makes the stand-in's env."""
     return OpenEnvClient(
         url,
         spaces.Box(-np.inf, np.inf, (4,), np.float32),
@@ -357,7 +358,7 @@ def cartpole(url: str, transport: str = "ws", **options: Any) -> OpenEnvClient:
 
 
 def main() -> None:
-    """Plays so many steps on a server, in sessions, or in its one env by HTTP."""
+    """Plays on a server, in sessions, or in its one env by HTTP."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--transport", choices=["ws", "http"], default="ws")
     parser.add_argument("--sessions", type=int, default=64)

@@ -1,12 +1,12 @@
-"""Plays by planning: random shooting from the state the game is in, in parallel.
+"""Plays by planning: random shooting from the game's present state, in parallel.
 
     python examples/planning.py                                # CartPole, about ten seconds
     python examples/planning.py --env pong --moves 60          # Pong: needs ale-py
-    python examples/planning.py --plot plan.png                # and draws what happened
+    python examples/planning.py --plot plan.png                # also draws what happened
 
 Nothing is learned. Before each move a few hundred random action sequences are tried from the
-current state, all at once: `PlanningVectorEnv.step_batch` steps them side by side on all cores.
-The first action of the best sequence is played. (Random shooting is the simplest of planners; see
+present state, all at once: `PlanningVectorEnv.step_batch` steps them in parallel on all cores.
+The first action of the best sequence is played. (Random shooting is the simplest planner; see
 Richards 2005, "Robust Constrained Model Predictive Control", and Nagabandi et al. 2018.)
 """
 
@@ -32,7 +32,7 @@ class Task:
     Attributes:
         make: Makes the env.
         horizon: How many actions a sequence has.
-        hold: How many steps each action is held.
+        hold: How many steps each action is repeated.
         moves: How many moves are played.
     """
 
@@ -43,7 +43,7 @@ class Task:
 
 
 def make_pong() -> gym.Env[Any, Any]:
-    """Pong, without sticky actions: the emulator's state then says all there is."""
+    """Makes Pong without sticky actions, so that the emulator's state is complete."""
     import ale_py
 
     gym.register_envs(ale_py)
@@ -67,8 +67,8 @@ def shoot(
     """Tries random sequences of actions from a state.
 
     Returns:
-        The first action of the best; the observations along all of them, ``(horizon, samples,
-        ...)``; and how many steps were made.
+        The first action of the best sequence; the observations of all sequences, ``(horizon,
+        samples, ...)``; and the number of steps.
     """
     states = np.stack([state] * samples)
     actions = rng.integers(env.action_space.n, size=(task.horizon, samples))
@@ -92,7 +92,7 @@ def shoot(
 
 @dataclass
 class Game:
-    """What was played: observations, rewards by move, what each plan had seen ahead, its steps."""
+    """A game: observations, rewards by move, the angles of planned sequences, planned steps."""
 
     observations: list[Any]
     rewards: list[float]
@@ -128,7 +128,7 @@ def play(
 
 
 def draw(path: Path, name: str, game: Game, at_random: Game) -> None:
-    """Draws the game: rewards beside those of random play, and how it looked."""
+    """Draws the game's rewards, those of random play, and what the game looked like."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -147,7 +147,7 @@ def draw(path: Path, name: str, game: Game, at_random: Game) -> None:
             below.plot(steps, ahead, color="tab:gray", alpha=0.15, linewidth=0.7)
         below.plot(angles, color="tab:blue")
         below.set(xlabel="move", ylabel="pole's angle, rad", ylim=(-0.3, 0.3))
-        below.set_title("what was played (blue), and sequences that were tried (gray)")
+        below.set_title("the game (blue), and sequences that were tried (gray)")
     else:
         which = np.linspace(0, len(game.observations) - 1, 8).astype(int)
         below.imshow(np.concatenate([game.observations[i] for i in which], axis=1))
@@ -163,8 +163,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--env", choices=TASKS, default="cartpole")
-    parser.add_argument("--moves", type=int, help="at most so many")
-    parser.add_argument("--samples", type=int, default=200, help="sequences tried before each")
+    parser.add_argument("--moves", type=int, help="at most this many")
+    parser.add_argument("--samples", type=int, default=200, help="sequences tried before each move")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="needs matplotlib")
     options = parser.parse_args()

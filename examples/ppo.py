@@ -7,15 +7,14 @@
     python examples/ppo.py --data pipeline      # half of the envs step while the policy computes
     tensorboard --logdir runs
 
-The last line names the learning curve by a digest of all episodes' returns: the same seed gives
-the same digest with every class, whatever the number of workers. (So that it is the same with
-``--data pipeline``, which asks the policy about half of the envs at a time, all that actions are
-sampled with is drawn when a rollout begins.)
+The last line has a digest of all episodes' returns: the same seed gives the same digest with every
+class, for any number of workers. (``--data pipeline`` asks the policy about half of the envs at a
+time. So that the digest is the same there, the noise of actions is drawn when a rollout begins.)
 
 The algorithm is Schulman et al., 2017 (arXiv:1707.06347), with generalised advantages. Vector envs
-reset at the step after an episode's end (``AutoresetMode.NEXT_STEP``): that step's action is not
-used, so it is left out of the batch; and the observation returned at the end is the episode's own,
-so that the value behind a truncation can be bootstrapped from it.
+reset at the step after an episode's end (``AutoresetMode.NEXT_STEP``). That step's action is not
+used, so the step is left out of the batch. The observation at the end is the episode's own, so the
+value after a truncation is bootstrapped from it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ VECTOR_ENVS = {
 
 @dataclass(frozen=True)
 class Result:
-    """What a training run came to."""
+    """The results of a training run."""
 
     episodes: int
     mean_return: float  # of the last 100 episodes
@@ -62,13 +61,13 @@ class Agent(nn.Module):
     def __init__(self, observation_size: int, num_actions: int, width: int = 64) -> None:
         """Initialises orthogonally, the policy's last layer close to uniform."""
         super().__init__()
-        self.policy = _network(observation_size, width, num_actions, gain=0.01)
-        self.value = _network(observation_size, width, 1, gain=1.0)
+        self.policy = _network(observation_size, width, num_actions, advantage=0.01)
+        self.value = _network(observation_size, width, 1, advantage=1.0)
 
 
-def _network(inputs: int, width: int, outputs: int, gain: float) -> nn.Sequential:
+def _network(inputs: int, width: int, outputs: int, advantage: float) -> nn.Sequential:
     layers: list[nn.Module] = []
-    sizes = (inputs, width, 2**0.5), (width, width, 2**0.5), (width, outputs, gain)
+    sizes = (inputs, width, 2**0.5), (width, width, 2**0.5), (width, outputs, advantage)
     for size, following, scale in sizes:
         layer = nn.Linear(size, following)
         nn.init.orthogonal_(layer.weight, scale)
@@ -79,7 +78,7 @@ def _network(inputs: int, width: int, outputs: int, gain: float) -> nn.Sequentia
 
 @dataclass
 class Transitions:
-    """What a policy has met, ``(steps, envs)`` each; ``valid`` is 0 where a step was a reset."""
+    """Arrays ``(steps, envs)`` of what a policy did; ``valid`` is 0 where a step was a reset."""
 
     observations: torch.Tensor
     actions: torch.Tensor
@@ -94,17 +93,17 @@ class Transitions:
         """Generalised advantage estimates; sums stop where an episode ends."""
         values = torch.cat([self.values, next_value[None]])
         advantages = torch.zeros_like(self.rewards)
-        carried = torch.zeros_like(next_value)
+        advantage = torch.zeros_like(next_value)
         for t in reversed(range(len(self.rewards))):
             bootstrapped = gamma * values[t + 1] * (1 - self.terminations[t])
             delta = self.rewards[t] + bootstrapped - values[t]
-            carried = delta + gamma * gae * (1 - self.ends[t]) * carried
-            advantages[t] = carried
+            advantage = delta + gamma * gae * (1 - self.ends[t]) * advantage
+            advantages[t] = advantage
         return advantages
 
 
 class Collector:
-    """Lets a policy act, and keeps what it meets: with copies of every step's results.
+    """Lets a policy act, and collects transitions by copying the results of each step.
 
     Attributes:
         next_observation: What the envs show after the last step.
@@ -122,33 +121,38 @@ class Collector:
         self._lengths = np.zeros(envs.num_envs, int)
 
     def collect(self, agent: Agent) -> Transitions:
-        """Makes so many steps."""
+        """Makes ``num_steps`` steps."""
         shape = self.num_steps, self.envs.num_envs
         self._noise.exponential_()
         begin = time.perf_counter()
         observations = torch.zeros(*shape, *self.next_observation.shape[1:])
-        kept = Transitions(observations, *(torch.zeros(shape) for _ in range(7)))
+        transitions = Transitions(observations, *(torch.zeros(shape) for _ in range(7)))
         self.handling += time.perf_counter() - begin
         for t in range(self.num_steps):
             with torch.no_grad():
                 action, log_prob, value = act(agent, self.next_observation, self._noise[t])
             begin = time.perf_counter()
-            kept.observations[t], kept.actions[t] = self.next_observation, action
-            kept.log_probs[t], kept.values[t] = log_prob, value
-            kept.valid[t] = 1 - self._ended  # after an end this step is a reset
+            transitions.observations[t], transitions.actions[t] = self.next_observation, action
+            transitions.log_probs[t], transitions.values[t] = log_prob, value
+            transitions.valid[t] = 1 - self._ended  # after an end this step is a reset
             self.handling += time.perf_counter() - begin
             results = self.envs.step(action.numpy())
             begin = time.perf_counter()
             observation, rewards, terminations, truncations, _ = results
             self.next_observation = _tensor(observation)
-            kept.rewards[t], kept.terminations[t] = _tensor(rewards), _tensor(terminations)
-            kept.ends[t] = self._ended = _tensor(terminations | truncations)
+            transitions.rewards[t], transitions.terminations[t] = (
+                _tensor(rewards),
+                _tensor(terminations),
+            )
+            transitions.ends[t] = self._ended = _tensor(terminations | truncations)
             self.handling += time.perf_counter() - begin
-        return kept
+        return transitions
 
-    def finished(self, kept: Transitions) -> Iterator[tuple[int, int, float, int]]:
-        """The episodes that ended: step, env, return and length of each."""
-        rewards, ends, valid = (part.numpy() for part in (kept.rewards, kept.ends, kept.valid))
+    def finished(self, transitions: Transitions) -> Iterator[tuple[int, int, float, int]]:
+        """Yields step, env, return and length of each episode that ended."""
+        rewards, ends, valid = (
+            part.numpy() for part in (transitions.rewards, transitions.ends, transitions.valid)
+        )
         for t in range(self.num_steps):
             self._returns += rewards[t]
             self._lengths += valid[t].astype(int)
@@ -158,12 +162,12 @@ class Collector:
 
 
 class RolloutCollector(Collector):
-    """The same without copies: workers write each step where the learner reads it."""
+    """Collects without copies: workers write each step where the learner reads it."""
 
     envs: shmvec.ShmVectorEnv
 
     def collect(self, agent: Agent) -> Transitions:
-        """Makes so many steps."""
+        """Makes ``num_steps`` steps."""
         log_probs, values = [], []
         self._noise.exponential_()
         begin = time.perf_counter()
@@ -177,12 +181,14 @@ class RolloutCollector(Collector):
             values.append(value)
             rollout.step(action.numpy())
         begin = time.perf_counter()
-        kept = self._kept(rollout, torch.stack(log_probs), torch.stack(values))
+        transitions = self._transitions_of(rollout, torch.stack(log_probs), torch.stack(values))
         self.handling += time.perf_counter() - begin
-        return kept
+        return transitions
 
-    def _kept(self, rollout: Any, log_probs: torch.Tensor, values: torch.Tensor) -> Transitions:
-        """What a rollout holds."""
+    def _transitions_of(
+        self, rollout: Any, log_probs: torch.Tensor, values: torch.Tensor
+    ) -> Transitions:
+        """Makes tensors of a rollout, without copies."""
         observations = torch.from_numpy(rollout.observations)
         self.next_observation = observations[-1]
         ended = torch.from_numpy(rollout.terminations | rollout.truncations).float()
@@ -199,7 +205,7 @@ class RolloutCollector(Collector):
 
 
 class PipelineCollector(RolloutCollector):
-    """The same; half of the envs step while the policy is asked about the others, if that pays."""
+    """Steps half of the envs while the policy is asked about the others, if that pays."""
 
     def __init__(self, envs: shmvec.ShmVectorEnv, num_steps: int, seed: int) -> None:
         """Resets the envs."""
@@ -209,15 +215,15 @@ class PipelineCollector(RolloutCollector):
         self._agent: Agent
 
     def collect(self, agent: Agent) -> Transitions:
-        """Makes so many steps."""
+        """Makes ``num_steps`` steps."""
         self._noise.exponential_()
         self._agent, self._steps[:] = agent, 0
         rollout = self._pipeline.collect(self.num_steps)
         begin = time.perf_counter()
         extras = (torch.from_numpy(rollout.extras[key]) for key in ("log_probs", "values"))
-        kept = self._kept(rollout, *extras)
+        transitions = self._transitions_of(rollout, *extras)
         self.handling += time.perf_counter() - begin
-        return kept
+        return transitions
 
     def _act(self, observations: Any, env_ids: Any) -> tuple[Any, dict[str, Any]]:
         """Chooses actions for some envs."""
@@ -231,13 +237,13 @@ class PipelineCollector(RolloutCollector):
 def act(
     agent: Agent, observations: torch.Tensor, noise: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Actions that are sampled, their log-probabilities, and values of these observations.
+    """Samples actions; returns them, their log-probabilities, and the observations' values.
 
     Args:
         agent: The networks.
         observations: ``(n, ...)``.
-        noise: Drawn from the exponential distribution, ``(n, actions)``: the action whose
-            probability is the largest multiple of its noise is one drawn by these probabilities.
+        noise: ``(n, actions)``, from the exponential distribution. The action whose probability
+            divided by its noise is the largest is a sample of these probabilities.
     """
     policy = Categorical(logits=agent.policy(observations))
     action = (policy.probs / noise).argmax(-1)
@@ -250,28 +256,29 @@ COLLECTORS = {"copy": Collector, "rollout": RolloutCollector, "pipeline": Pipeli
 def update(
     agent: Agent,
     optimizer: torch.optim.Optimizer,
-    kept: Transitions,
+    transitions: Transitions,
     advantages: torch.Tensor,
     options: argparse.Namespace,
     clip: float,
 ) -> dict[str, float]:
-    """Some epochs of minibatches over what was met; returns the last minibatch's losses."""
-    valid = kept.valid.flatten().bool()
-    observations = kept.observations.flatten(0, 1)[valid]
-    actions, old_log_probs, old_values, gains = (
-        part.flatten()[valid] for part in (kept.actions, kept.log_probs, kept.values, advantages)
+    """Learns by epochs of minibatches; returns the last minibatch's losses."""
+    valid = transitions.valid.flatten().bool()
+    observations = transitions.observations.flatten(0, 1)[valid]
+    actions, old_log_probs, old_values, advantages = (
+        part.flatten()[valid]
+        for part in (transitions.actions, transitions.log_probs, transitions.values, advantages)
     )
-    returns = gains + old_values
+    returns = advantages + old_values
     clipped: list[float] = []
     for _ in range(options.epochs):
         for batch in torch.randperm(len(actions)).split(options.minibatch_size):
             policy = Categorical(logits=agent.policy(observations[batch]))
             log_ratio = policy.log_prob(actions[batch]) - old_log_probs[batch]
             ratio = log_ratio.exp()
-            gain = gains[batch]
-            if len(gain) > 1:
-                gain = (gain - gain.mean()) / (gain.std() + 1e-8)
-            surrogate = torch.min(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain)
+            advantage = advantages[batch]
+            if len(advantage) > 1:
+                advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+            surrogate = torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
             value_loss = 0.5 * (agent.value(observations[batch])[:, 0] - returns[batch]).square()
             entropy = policy.entropy().mean()
             loss = (
@@ -299,7 +306,7 @@ def update(
 def train(options: argparse.Namespace) -> Result:
     """Trains, and logs on the way."""
     torch.manual_seed(options.seed)
-    torch.set_num_threads(1)  # the networks are tiny, and the cores are the envs'
+    torch.set_num_threads(1)  # the networks are tiny, and the envs need the cores
     make = VECTOR_ENVS[options.vector_env]
     workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
     envs = make([lambda: gym.make(options.env_id)] * options.num_envs, **workers)
@@ -318,10 +325,10 @@ def train(options: argparse.Namespace) -> Result:
         left = 1 - iteration / iterations
         optimizer.param_groups[0]["lr"] = left * options.learning_rate
         begin = time.perf_counter()
-        kept = collector.collect(agent)
+        transitions = collector.collect(agent)
         collecting += time.perf_counter() - begin
-        step_of = step + kept.valid.sum(1).cumsum(0)
-        for t, _, total, length in collector.finished(kept):
+        step_of = step + transitions.valid.sum(1).cumsum(0)
+        for t, _, total, length in collector.finished(transitions):
             returns.append(float(total))
             recent.append(returns[-1])
             if writer is not None:
@@ -330,8 +337,8 @@ def train(options: argparse.Namespace) -> Result:
         step = int(step_of[-1])
         with torch.no_grad():
             next_value = agent.value(collector.next_observation)[:, 0]
-        advantages = kept.advantages(next_value, options.gamma, options.gae_lambda)
-        losses = update(agent, optimizer, kept, advantages, options, left * options.clip)
+        advantages = transitions.advantages(next_value, options.gamma, options.gae_lambda)
+        losses = update(agent, optimizer, transitions, advantages, options, left * options.clip)
         rate = step / (time.perf_counter() - start)
         if writer is not None:
             writer.add_scalar("charts/learning_rate", left * options.learning_rate, step)
@@ -355,13 +362,13 @@ def _tensor(array: Any) -> torch.Tensor:
 
 
 def _writer(options: argparse.Namespace) -> Any:
-    """TensorBoard's writer; None if not wanted, or not there."""
+    """TensorBoard's writer; None if it is not wanted or not installed."""
     if not options.log_dir:
         return None
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        print("no TensorBoard: pip install 'shmvec[examples]' brings it", file=sys.stderr)
+        print("no TensorBoard: pip install 'shmvec[examples]'", file=sys.stderr)
         return None
     name = f"{options.env_id}-{options.vector_env}-{options.seed}-{time.strftime('%H%M%S')}"
     writer = SummaryWriter(f"{options.log_dir}/{name}")
@@ -378,10 +385,10 @@ def main(arguments: Sequence[str] | None = None) -> Result:
     parser.add_argument("--env-id", default="CartPole-v1")
     parser.add_argument("--vector-env", choices=VECTOR_ENVS, default="shm")
     parser.add_argument(
-        "--data", choices=COLLECTORS, default="copy", help="of shmvec: rollout, pipeline"
+        "--data", choices=COLLECTORS, default="copy", help="rollout and pipeline need shmvec"
     )
     parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--num-workers", type=int, help="of shmvec; none: it chooses")
+    parser.add_argument("--num-workers", type=int, help="of shmvec; by default it chooses")
     parser.add_argument("--width", type=int, default=64, help="of the networks' layers")
     parser.add_argument("--total-steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)

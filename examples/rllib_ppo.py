@@ -1,4 +1,4 @@
-"""RLlib's PPO, whose EnvRunners step their envs by shmvec: two settings, and no other change.
+"""RLlib's PPO, whose EnvRunners step their envs with shmvec. Only two settings change.
 
     pip install 'shmvec[cluster]' 'ray[rllib]' torch
     python examples/rllib_ppo.py
@@ -21,7 +21,7 @@ import shmvec
 
 
 def install() -> None:
-    """Runs in each process of Ray's."""
+    """Runs in each of Ray's processes."""
     shmvec.install()
 
 
@@ -50,10 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kinds = algorithm.env_runner_group.foreach_env_runner(
         lambda runner: type(runner.env.unwrapped).__name__, local_env_runner=False
     )
-    print(f"the EnvRunners' envs are of {', '.join(kinds)}")
+    print(f"the EnvRunners step envs by {', '.join(kinds)}")
     for iteration in range(options.iterations):
-        found = algorithm.train()["env_runners"]
-        print(f"iteration {iteration}: mean return {found['episode_return_mean']:.1f}", flush=True)
+        results = algorithm.train()["env_runners"]
+        mean = results["episode_return_mean"]
+        print(f"iteration {iteration}: mean return {mean:.1f}", flush=True)
     algorithm.stop()
     ray.shutdown()
 

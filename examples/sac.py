@@ -4,8 +4,8 @@
     python examples/sac.py                                          # Pendulum, one minute
     python examples/sac.py --env-id HalfCheetah-v5 --total-timesteps 1000000  # needs mujoco
 
-Haarnoja et al., 2018 (arXiv:1812.05905), with a learned temperature. Workers record what their envs
-do. While they step, the learner learns from what was there before.
+The algorithm is Haarnoja et al., 2018 (arXiv:1812.05905), with a learned temperature. Workers
+record what their envs do. While they step, the learner learns from earlier transitions.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import shmvec
 
 
 def make(env_id: str) -> gym.Env[Any, Any]:
-    """One env."""
+    """Makes an env."""
     return gym.wrappers.RecordEpisodeStatistics(gym.make(env_id))
 
 
 def mlp(inputs: int, outputs: int) -> nn.Sequential:
-    """Two hidden layers."""
+    """Makes a network with two hidden layers."""
     return nn.Sequential(
         *(nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()),
         nn.Linear(256, outputs),
@@ -55,7 +55,7 @@ class Agent(nn.Module):
         self.register_buffer("center", (high + low) / 2)
 
     def act(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions of the envs, drawn, and their log-probabilities."""
+        """Draws actions; returns them and their log-probabilities."""
         means, log_stds = self.policy(observations.float()).chunk(2, 1)
         normal = torch.distributions.Normal(means, (3.5 * log_stds.tanh() - 1.5).exp())
         raw = normal.rsample()
@@ -64,13 +64,13 @@ class Agent(nn.Module):
         return raw.tanh() * self.scale + self.center, log_probs
 
     def values(self, critics: Any, observations: torch.Tensor, actions: torch.Tensor) -> Any:
-        """Both critics' values, ``(2, n)``."""
+        """Computes both critics' values, ``(2, n)``."""
         inputs = torch.cat([observations.float(), actions], 1)
         return torch.stack([critic(inputs)[:, 0] for critic in critics])
 
 
 def learner(agent: Agent, replay: shmvec.Replay, options: argparse.Namespace) -> Any:
-    """A function that makes one update."""
+    """Returns a function that makes one update."""
     adam = partial(torch.optim.Adam, lr=options.learning_rate)
     critics, policy = adam(agent.critics.parameters()), adam(agent.policy.parameters())
     temperature = adam([agent.log_alpha])
@@ -92,7 +92,7 @@ def learner(agent: Agent, replay: shmvec.Replay, options: argparse.Namespace) ->
         actions, log_probs = agent.act(batch.observations)
         best = agent.values(agent.critics, batch.observations, actions).amin(0)
         step(policy, (alpha * log_probs - best).mean())
-        missing = log_probs.detach() - agent.size  # of the entropy that is wanted
+        missing = log_probs.detach() - agent.size  # to the target entropy
         step(temperature, (-agent.log_alpha.exp() * missing).mean())
         with torch.no_grad():
             for old, new in zip(
@@ -106,7 +106,7 @@ def learner(agent: Agent, replay: shmvec.Replay, options: argparse.Namespace) ->
 def train(options: argparse.Namespace) -> None:
     """Trains, and prints the mean return on the way."""
     torch.manual_seed(options.seed)
-    torch.set_num_threads(1)  # the cores are the envs'
+    torch.set_num_threads(1)  # the envs need the cores
     envs = shmvec.ShmVectorEnv([partial(make, options.env_id)] * options.num_envs)
     replay = shmvec.Replay(envs, options.capacity, discount=options.gamma, seed=options.seed)
     agent = Agent(envs.single_observation_space, envs.single_action_space).to(options.device)
@@ -115,14 +115,14 @@ def train(options: argparse.Namespace) -> None:
 
     recent: deque[float] = deque(maxlen=20)
     observations, _ = envs.reset(seed=options.seed)
-    start, updates, shown = time.perf_counter(), 0, 0
+    start, updates, next_report = time.perf_counter(), 0, 0
     for step in range(0, options.total_timesteps, options.num_envs):
         if step < options.learning_starts:
             actions = envs.action_space.sample()
         else:
             with torch.no_grad():
-                seen = torch.as_tensor(observations, device=options.device)
-                actions = agent.act(seen)[0].cpu().numpy()
+                inputs = torch.as_tensor(observations, device=options.device)
+                actions = agent.act(inputs)[0].cpu().numpy()
         envs.step_async(actions)
         while updates < (step - options.learning_starts) // options.train_frequency:
             update()
@@ -130,10 +130,10 @@ def train(options: argparse.Namespace) -> None:
         observations, _, _, _, infos = envs.step_wait()
         if "episode" in infos:
             recent.extend(infos["episode"]["r"][infos["_episode"]].tolist())
-        if recent and step >= shown:
+        if recent and step >= next_report:
             rate = step / (time.perf_counter() - start)
             print(f"{step:9,} steps  mean return {np.mean(recent):8.1f}  {rate:7,.0f} steps/s")
-            shown = step + options.total_timesteps // 10
+            next_report = step + options.total_timesteps // 10
     print(f"{replay.stats().transitions:,} transitions, {updates:,} updates")
     replay.close()
     envs.close()

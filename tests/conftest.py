@@ -15,8 +15,13 @@ import pytest
 from shmvec._processes import fork_server
 
 DEADLINE_S = 300
-KEPT = ("resource_tracker", "forkserver", "shmvec._processes.fork_server as it; it.serve")
-KINDS = ("socket:", "pipe:", "memfd:", "/dev/shm", "pidfd")  # of descriptors of vector envs
+SETTLING_S = 20  # for what is ending to be gone
+LASTING_COMMANDS = (
+    "resource_tracker",
+    "forkserver",
+    "shmvec._processes.fork_server as it; it.serve",
+)
+DESCRIPTOR_KINDS = ("socket:", "pipe:", "memfd:", "/dev/shm", "pidfd")  # that vector envs open
 
 
 def _descriptors() -> set[str]:
@@ -30,7 +35,7 @@ def _descriptors() -> set[str]:
 
 
 def _children() -> dict[int, str]:
-    """Child processes but those that are kept for later (resource tracker, fork servers)."""
+    """Child processes, but not those that last (resource tracker, fork servers)."""
     children = {}
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -44,7 +49,7 @@ def _children() -> dict[int, str]:
                 status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue  # it has gone meanwhile
-            if not any(word in command for word in KEPT):
+            if not any(word in command for word in LASTING_COMMANDS):
                 children[int(pid)] = f"{status} {command}"
     return children
 
@@ -54,9 +59,9 @@ def _shared_memory() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "shmvec"))}
 
 
-def _settled(look, allowed):
-    """What `look` shows beyond `allowed`, once it has stopped changing; at most two seconds."""
-    until = time.monotonic() + 2
+def _leftovers(look, allowed):
+    """What `look` shows beyond `allowed` for as long as what is ending may take to be gone."""
+    until = time.monotonic() + SETTLING_S
     for looks in itertools.count():
         extra = set(look()) - allowed
         if not extra or time.monotonic() > until:
@@ -112,16 +117,16 @@ def leaves_nothing_behind():
     before = _descriptors(), set(_children()), _shared_memory()
     yield
     faulthandler.cancel_dump_traceback_later()
-    assert not _settled(_children, before[1]), f"processes are left: {_children()}"
-    assert not _settled(_shared_memory, before[2]), "shared memory is left"
-    descriptors = _settled(_descriptors, before[0])
+    assert not _leftovers(_children, before[1]), f"processes are left: {_children()}"
+    assert not _leftovers(_shared_memory, before[2]), "shared memory is left"
+    descriptors = _leftovers(_descriptors, before[0])
     assert not descriptors, f"descriptors are left: {descriptors}"
 
 
 def _is_ours(descriptor: str) -> bool:
     """Whether a descriptor is of a kind that vector envs open, and not kept by multiprocessing."""
     number, target = descriptor.split(" -> ")
-    if not any(kind in target for kind in KINDS):
+    if not any(kind in target for kind in DESCRIPTOR_KINDS):
         return False
     if "/pym-" in target:
         return False  # the heap behind the arrays of Gymnasium's AsyncVectorEnv: never freed

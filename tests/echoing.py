@@ -92,17 +92,17 @@ class Signals:
         self._random = random.Random(seed)
         self._window_s = 0.001
         self._armed = False
-        self.came = 0
+        self.num_raised = 0
         signal.signal(signal.SIGALRM, self._raise)
 
     def _raise(self, number, frame):
         if self._armed and not is_lost(frame):
             self._armed = False
-            self.came += 1
+            self.num_raised += 1
             raise Interrupted
 
     def after(self, delay_s, call):
-        """Calls it, to be interrupted after so many seconds; returns whether it came to its end."""
+        """Makes a call, to be interrupted after so many seconds; returns whether it came first."""
         try:
             self._armed = True
             signal.setitimer(signal.ITIMER_REAL, max(delay_s, 1e-6))
@@ -121,7 +121,7 @@ class Signals:
         return whole
 
 
-_LOOKS = "RESUME", "CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE"
+_OPCODES_BEFORE_HANDLERS = "RESUME", "CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE"
 
 
 class Moments:
@@ -164,7 +164,7 @@ class Moments:
             elif event == "opcode":
                 # It looks for signals where a function begins, after calls, and after jumps back.
                 # What ends a discarded generator (CALL_INTRINSIC) would lose what is raised.
-                looks = previous.startswith(_LOOKS)
+                looks = previous.startswith(_OPCODES_BEFORE_HANDLERS)
                 if looks and not previous.startswith("CALL_INTRINSIC"):
                     self._left -= 1
                     if self._left < 0 and not is_lost(frame):

@@ -133,7 +133,7 @@ if __name__ == "__main__":  # pytest looks into it for doctests
     import shmvec.planning
     import shmvec.vector_env  # noqa: F401
 
-    asked = socket.socket(fileno=int(sys.argv[1]))
-    begun = serve(asked)
-    asked.detach()
-    run(*begun)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    script_and_pipes = serve(connection)
+    connection.detach()
+    run(*script_and_pipes)

@@ -92,13 +92,13 @@ MISTAKES = r"""
 
 = failed-reset-without-seed src/shmvec/_core/caller.pyx bd3d00b
   a lost reset is repeated as it was :: test_fault_policy.py test_evaluation.py
--                if self.entries[env].state in (LOST, FAILED) and self.entries[env].by_user]
-+                if self.entries[env].state == LOST and self.entries[env].by_user]
+-                if self.entries[env].state in (LOST, FAILED) and self.entries[env].is_user_reset]
++                if self.entries[env].state == LOST and self.entries[env].is_user_reset]
 
 = other-shapes-after-restart src/shmvec/_core/caller.pyx 3716894
   actions are what was given :: test_bad_input.py test_fault_policy.py
--        late = self.write_actions(chosen, actions, base, rollout_frame < 0)
-+        late = self.write_actions(chosen, actions, base, rollout_frame < 0 == self.num_broken)
+-        late_messages = self.write_actions(chosen, actions, base, rollout_frame < 0)
++        late_messages = self.write_actions(chosen, actions, base, rollout_frame < -self.num_broken)
 
 = env-that-there-is-not src/shmvec/_core/caller.pyx a0f4153
   bad input is refused :: test_exchange.py test_bad_input.py
@@ -108,8 +108,8 @@ MISTAKES = r"""
 
 = infos-of-the-step-before src/shmvec/_core/caller.pyx -
   messages keep their steps :: core/test_infos.py test_partial.py faults/test_taken.py
--            self.rooms[env].used = 0
-+            self.num_filled += 0
+-            self.buffers[env].used = 0
++            self.num_nonempty += 0
 
 = missing-wake src/shmvec/_core/caller.pyx -
   no lost wake :: test_partial.py test_some_envs.py test_scheduling.py
@@ -118,33 +118,55 @@ MISTAKES = r"""
 
 = newest-first src/shmvec/_core/caller.pyx -
   a partial batch has those ready for longest :: test_partial.py test_exchange.py
--        env = self.oldest
--        for i in range(size_of(found)):
--            place[i] = env
--            env = self.entries[env].next
-+        env = self.newest
-+        for i in range(size_of(found)):
-+            place[i] = env
-+            env = self.entries[env].previous
+-        env = self.oldest_ready
+-        for i in range(size_of(indices)):
+-            index_at[i] = env
+-            env = self.entries[env].next_ready
++        env = self.newest_ready
++        for i in range(size_of(indices)):
++            index_at[i] = env
++            env = self.entries[env].previous_ready
 
 = seed-not-noted src/shmvec/_core/caller.pyx -
   a restarted env is seeded :: test_fault_policy.py faults/test_restart_faults.py
--                self.last_seeds[env] = of_env[0]
+-                self.last_seeds[env] = env_arguments[0]
 +                pass
 
 = stale-seed src/shmvec/_core/caller.pyx -
   a restarted env is seeded :: test_fault_policy.py faults/test_restart_faults.py
--        self.seeds.put(env, NOTHING)  # the worker knows what the lost one had
+-        self.seeds.put(env, NO_ARGUMENTS)  # the worker knows those of the lost reset
+
+= seed-of-a-lost-reset src/shmvec/_core/caller.pyx -
+  a lost reset is repeated with its seed and options :: test_reset_settings.py
+-        if self.entries[env].operation != COMMAND:
+-            self.next_seeds.unmark_used(env)
+
+= seed-used-twice src/shmvec/_core/memory.pyx -
+  a seed is for one reset :: test_reset_settings.py
+-        if self.flags[env] & (SEEDED | IN_MESSAGE):
+-            self.flags[env] |= USED
+-        return 0
++        return 0
+
+= settings-of-a-successor src/shmvec/_processes/recovery.py -
+  a successor has what was set :: test_reset_settings.py
+-        return Resets(resets, self._ledger.settings_of(worker))
++        return Resets(resets, [])
+
+= reset-in-place-of-an-automatic-one src/shmvec/_core/caller.pyx -
+  a lost reset is repeated with its seed and options :: test_reset_settings.py
+-        if not entry.is_user_reset:
+-            self.seeds.mark_automatic(env)
 
 = endless-timeout src/shmvec/_core/caller.pyx 759c820
   a timeout of infinity is none :: test_time_limits.py test_partial.py test_async_calls.py
--        if deadline is not None and deadline < FOR_EVER_S:
+-        if deadline is not None and deadline < MAX_DEADLINE_S:
 +        if deadline is not None:
 
 = last-results-overwritten src/shmvec/_core/caller.pyx -
   a lost env's last observation is kept :: test_fault_policy.py
 -                        self.keep_last and self.rows[envs[i]] == row):
-+                        self.keep_last and self.last_rows[envs[i]] == row):
++                        self.keep_last and self.previous_rows[envs[i]] == row):
 
 = block-half-leased src/shmvec/_core/memory.pyx -
   an array stays as it is :: test_blocks.py test_leases.py
@@ -153,9 +175,9 @@ MISTAKES = r"""
 
 = info-of-a-failed-env src/shmvec/_core/caller.pyx -
   infos are the env's own :: core/test_infos.py test_gymnasium_faults.py test_fault_points.py
--        self.frames.block = -1  # its row there was not written
+-        self.frames.unlent_block = -1  # the env's row there was not written
 -        return self.inbox.discard(env)
-+        self.frames.block = -1  # its row there was not written
++        self.frames.unlent_block = -1  # the env's row there was not written
 +        return 0
 
 = type-not-looked-at src/shmvec/_core/messages.pyx -
@@ -170,18 +192,18 @@ MISTAKES = r"""
 
 = final-info-not-copied src/shmvec/_core/worker.pyx -
   results equal Sync's :: test_modes.py test_equivalence.py
--        cdef object final_info = self.copied(env, "info", info)
+-        cdef object final_info = self.copy_value(env, "info", info)
 +        cdef object final_info = info
 
 = replay-after-an-error src/shmvec/_core/worker.pyx efeeb53
   a replay has what was stepped :: test_replay.py test_replay_faults.py
--        if self.log is not None:  # the env may have done what it did not finish
+-        if self.log is not None:  # the env may have made a part of the step
 -            self.log.interrupt(self.first_env + i)
 
 = numbers-that-wrap src/shmvec/_core/messages.pyx -
   messages belong to their requests :: core/test_channel.py
--            if message.goodbye or <int32_t>(message.sequence - sequence) > 0:
-+            if message.goodbye or message.sequence > sequence:
+-            if message.is_goodbye or <int32_t>(message.sequence - sequence) > 0:
++            if message.is_goodbye or message.sequence > sequence:
 
 = sums-across-truncations src/shmvec/_core/replay.pyx -
   a replay's batches are right :: test_replay.py test_replay_faults.py
@@ -192,23 +214,38 @@ MISTAKES = r"""
 
 = masked-reset-of-all src/shmvec/_core/caller.pyx -
   results equal Sync's :: test_vector_env.py test_overlap.py
--        while (count < most and envs[count] == envs[0] + count and envs[count] < end
-+        while (count < most and envs[count] < end
+-        while (count < limit and envs[count] == envs[0] + count and envs[count] < end
++        while (count < limit and envs[count] < end
 
 = spin-after-an-error src/shmvec/exchange.py 6490ec9
   no wait spins :: test_exchange.py test_pipeline_in_company.py
--            if ledger.raised:  # then a wait for a number of envs would end at once
+-            if ledger.caller_failures:  # then a wait for a number of envs would end at once
 +            if False:
+
+= armed-as-if-all-counted src/shmvec/_core/caller.pyx -
+  no lost wake of an event loop :: test_fault_points.py -k wake
+-        links.resync_count()
++        pass
+
+= dead-not-watched src/shmvec/_processes/wakes.py -
+  a death wakes an event loop :: test_aio.py -k dies
+-        return self._has_unseen_events
++        return False
 
 = results-by-index src/shmvec/exchange.py -
   results come in the order of envs :: test_some_envs.py test_exchange.py
--        return [results[env] for env in order.tolist()]
-+        return [results[env] for env in sorted(order.tolist())]
+-        return [results[env].open() for env in order.tolist()]
++        return [results[env].open() for env in sorted(order.tolist())]
 
 = mask-of-all-or-some src/shmvec/vector_env.py -
   an env whose action is None stays :: test_partial.py test_vector_env.py test_mistakes.py
 -            mask = np.array([action is not None for action in actions])
 +            mask = np.array([bool(action) for action in actions])
+
+= any-option-off-linux src/shmvec/_pure.py -
+  options that Gymnasium lacks are refused by name :: test_pure.py
+-        if value is None or isinstance(value, (str, int, float, tuple)) and value == default:
++        if value is None or isinstance(value, (str, int, float, tuple)):
 
 = one-restart-too-few src/shmvec/_processes/recovery.py -
   max_restarts is what it says :: test_fault_policy.py
@@ -217,13 +254,12 @@ MISTAKES = r"""
 
 = fork-ends-workers src/shmvec/_processes/supervisor.py 0284aee
   a fork ends no worker :: test_fault_policy.py faults/test_surroundings.py
--        if self._owner != os.getpid():  # a fork of it, in which an exception leads here
+-        if self._owner_pid != os.getpid():  # an exception can lead here in a fork of the owner
 +        if self.ended:
 
 = close-waits-for-the-new src/shmvec/_processes/supervisor.py 8e443c0
   close ends :: faults/test_closed_meanwhile.py
--            # Nor for those that are started in place of others.
--            if index not in self._starting and index != self._begun
+-            if index not in self._pending_starts and index != self._launching
 
 = socket-is-inherited src/shmvec/_processes/worker.py 90b773e
   a death is noticed at once :: faults/test_deaths.py faults/test_families.py
@@ -231,29 +267,28 @@ MISTAKES = r"""
 
 = server-of-another-path src/shmvec/_processes/fork_server.py e41e168
   workers import what the program does :: test_starting.py
-- and server.path == sys.path[: len(server.path)]
-+
+-variables, shares_imports, tuple(sys.path), *_inherited_settings()
++variables, shares_imports, *_inherited_settings()
 
 = same-numbers-again src/shmvec/_processes/launcher.py -
   a restarted worker draws other numbers :: test_generators.py
--            seeds=worker_seeds(self._state, self._ranges[index].start, self._starts[index]),
-+            seeds=worker_seeds(self._state, self._ranges[index].start, 0),
+-            seeds=worker_seeds(self._generators_state, envs.start, starts),
++            seeds=worker_seeds(self._generators_state, envs.start, 0),
 
 = failure-of-the-first src/shmvec/_processes/host.py -
   an error names its env :: test_gymnasium_faults.py test_faults.py test_spare_envs.py
--                index = self.first_env + lane // self._num_copies
--                failures.append(self._failure(index, "close", error))
+-                failures.append(self._failure(self.first_env + i, "close", error))
 +                failures.append(self._failure(self.first_env, "close", error))
 
 = first-words src/shmvec/_processes/output.py -
   a crash comes with its last words :: faults/test_output.py
--            self._last = (self._last + written)[-_LAST_BYTES:]
-+            self._last = (self._last + written)[:_LAST_BYTES]
+-            self._tail = (self._tail + written)[-_TAIL_BYTES:]
++            self._tail = (self._tail + written)[:_TAIL_BYTES]
 
 = result-used-again src/shmvec/_memory/parcels.py -
   an array stays as it is :: test_parcels.py
--                if references > _ONLY_HERE:
-+                if references > _ONLY_HERE + 1:
+-                if references > _UNUSED_REFERENCES:
++                if references > _UNUSED_REFERENCES + 1:
 
 = zeros-of-two-signs src/shmvec/_wrappers/transforms.pyx bf05196
   wrappers give the same bits :: test_compiled_wrappers.py test_compiled_wrappers_odd.py
@@ -267,8 +302,8 @@ MISTAKES = r"""
 
 = options-are-shared src/shmvec/exchange.py fed951c
   evaluations are exact :: test_evaluation.py
--        ledger.reset(chosen, seeds, copies_of_each(workers, options), **how)
-+        ledger.reset(chosen, seeds, options, **how)
+-        ledger.reset(indices, seeds, prepare_copies(workers, options), **flags)
++        ledger.reset(indices, seeds, options, **flags)
 
 = two-of-one-number src/shmvec/evaluation/suite.py f9df31c
   each env of a suite has its number :: test_suites.py
@@ -282,18 +317,18 @@ MISTAKES = r"""
 
 = extras-of-later-groups src/shmvec/pipeline.py a9d8db5
   rollouts have what was returned :: test_pipeline.py test_pipeline_in_company.py
--        if not self._named:
--            self._named = True
+-        if not self._has_names:
+-            self._has_names = True
 +        if not self.extras and extras and index == 0:
 
 = wrappers-that-draw src/shmvec/states.py 1c2ecff
   a state gives the same steps :: planning
--            draws = transforms or len(pickled) > 0 or _is_random(layer)
-+            draws = len(pickled) > 0 or _is_random(layer)
+-            is_random = has_transforms or len(unknown_layers) > 0 or _is_random(layer)
++            is_random = len(unknown_layers) > 0 or _is_random(layer)
 
 = older-state-wins src/shmvec/planning/vector_env.py aeb54a5
   the state set last is the state :: planning
--        if self._newest is this:  # else another state was set meanwhile
+-        if self._last_set_call is call:  # no other state was set meanwhile
 -            self._set_current(state)
 +        self._set_current(state)
 
@@ -334,7 +369,7 @@ MISTAKES = r"""
 -        if self._planning is None:
 -            self._planning = self._make_planning()
 -        self._planning.setup()
-+        self._open().setup()
++        self._require_planning().setup()
 
 = nodes-write-ours src/shmvec/cluster/evaluation.py d2f55b2
   evaluations are exact :: cluster/test_evaluation_on_nodes.py
@@ -348,8 +383,8 @@ MISTAKES = r"""
 
 = another-top-is-the-owner src/shmvec/_commands/attaching.py 1f5a5b5
   top shows whose envs these are :: test_top.py
--            if writes and _NAME.fullmatch(os.readlink(path)):
-+            if _NAME.fullmatch(os.readlink(path)):
+-            if writes and _PATH.fullmatch(os.readlink(path)):
++            if _PATH.fullmatch(os.readlink(path)):
 """
 
 

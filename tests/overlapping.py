@@ -11,9 +11,11 @@ import gymnasium as gym
 import numpy as np
 from envs import Counter
 
-DEADLINE = 30.0
+DEADLINE = 100.0
 HANG, RAISE, DIE = 7, 8, 9  # actions
 _entered = []  # the envs of this process that have begun a step with action 1
+_meeting = {"build": [], "close": []}  # those that are or were being built, and closed
+_lock = threading.Lock()
 
 
 class Waiter(gym.Env):
@@ -132,3 +134,84 @@ class UsesSignals(Counter):
     def step(self, action):
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         return super().step(action)
+
+
+class Meets(Counter):
+    """Waits for another env of its process as it is built and as it is closed, but for the first.
+
+    Attributes:
+        together: How many were built at once so far.
+    """
+
+    busy = together = 0
+
+    def __init__(self, file=None, builds="well", closes="well"):
+        super().__init__()
+        self.file, self.builds, self.closes = file, builds, closes
+
+    @classmethod
+    def made(cls, *arguments):
+        env = cls(*arguments)
+        for _ in env._building():
+            time.sleep(0.001)
+        return env
+
+    @classmethod
+    async def awaited(cls, *arguments):
+        env = cls(*arguments)
+        for _ in env._building():
+            await asyncio.sleep(0.001)
+        return env
+
+    def _building(self):
+        with _lock:
+            Meets.busy += 1
+            Meets.together = max(Meets.together, Meets.busy)
+        if self.builds == "well":
+            yield from self._meet("build")
+        elif self.builds == "late":  # after another one has failed
+            yield from self._until(lambda: os.path.exists(f"{self.file}-soon"))
+            raise LookupError("late")
+        elif self.builds == "soon":
+            with open(f"{self.file}-soon", "w"):
+                raise LookupError("soon")
+        else:
+            yield from self._until(lambda: False)
+        with _lock:
+            Meets.busy -= 1
+
+    def _meet(self, what):
+        _meeting[what].append(self)
+        pairs = len(_meeting[what]) // 2  # behind the first
+        yield from self._until(lambda: len(_meeting[what]) > 2 * pairs)
+
+    def _until(self, condition):
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < deadline
+            yield
+
+    def together_at_most(self):
+        return Meets.together
+
+    def close(self):
+        if self.closes == "raise":
+            raise LookupError("as it was closed")
+        if self.file:
+            with open(self.file, "a") as file:
+                file.write("closed\n")
+        else:
+            for _ in self._meet("close"):
+                time.sleep(0.001)
+
+
+class AsyncMeets(Meets):
+    async def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options)
+
+    async def close(self):
+        if self.closes == "raise" or self.file:
+            super().close()
+        else:
+            for _ in self._meet("close"):
+                await asyncio.sleep(0.001)

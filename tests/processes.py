@@ -41,7 +41,7 @@ def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-def switches(pid):
+def num_sleeps(pid):
     """How often a process has gone to sleep so far."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("voluntary_ctxt_switches"):
@@ -50,17 +50,18 @@ def switches(pid):
 
 
 def wait_until_dozing(pids):
-    """Until none of them has gone to sleep anew for six slices."""
-    until = time.monotonic() + 20
+    """Until all of them have slept for six slices without waking up."""
+    until = time.monotonic() + 60
     while time.monotonic() < until:
-        before = [switches(pid) for pid in pids]
+        before = [(state(pid), num_sleeps(pid)) for pid in pids]
         time.sleep(0.3)
-        if before == [switches(pid) for pid in pids]:
+        asleep = all(each == "S" for each, _ in before)  # not only without a core
+        if asleep and before == [(state(pid), num_sleeps(pid)) for pid in pids]:
             return
     raise AssertionError("they still wake up")
 
 
-def dozing(envs):
+def wait_until_envs_doze(envs):
     wait_until_dozing([process.pid for process in envs.processes])
 
 

@@ -190,7 +190,7 @@ class Large(Walk):
         (self.folder / str(os.getpid())).touch()
 
     def step(self, action):
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while self.meet and self.running() < 2 and not (self.folder / "met").exists():
             if time.monotonic() > until:
                 break
@@ -260,14 +260,14 @@ class Alone(Slow):
 
 
 class DiesLate(Longer):
-    """Dies once, in its first step after a moment; its episodes are long."""
+    """Dies once, in its first step once there is a file; its episodes are long."""
 
-    def __init__(self, folder, moment):
+    def __init__(self, folder):
         super().__init__(60)
-        self.folder, self.moment = Path(folder), moment
+        self.folder = Path(folder)
 
     def step(self, action):
-        if time.monotonic() > self.moment:
+        if (self.folder / "late").exists():
             try:
                 (self.folder / "died").touch(exist_ok=False)
             except FileExistsError:

@@ -357,6 +357,12 @@ class OldGym(Well):
         return super().step(action)[1:]
 
 
+class SlowToMake(Well):
+    def __init__(self):
+        super().__init__()
+        time.sleep(0.25)
+
+
 class FailsToClose(Well):
     def close(self):
         raise OSError("it is closed already")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from envs import Counter, Failing, Spaces, TwoArguments, Words
 from equality import same
+from processes import state
 from tables import deep, paired, row
 
 from shmvec import ShmVectorEnv
@@ -214,11 +215,7 @@ def test_env_fns_that_fail_are_all_named_though_their_workers_have_ended_long_be
     def is_built_last():
         until = time.monotonic() + 60
         while time.monotonic() < until:
-            stats = [f"/proc/{name}/stat" for name in os.listdir(tmp_path)]
-            ended = [  # zombies, if they were not waited for yet
-                stat for stat in stats if not os.path.exists(stat) or ") Z " in open(stat).read()
-            ]
-            if len(ended) == 2:
+            if [state(pid) for pid in os.listdir(tmp_path)] == ["Z", "Z"]:
                 return Counter(9)
             time.sleep(0.01)
         raise TimeoutError("the others have not ended")
@@ -230,10 +227,30 @@ def test_env_fns_that_fail_are_all_named_though_their_workers_have_ended_long_be
 
 @pytest.mark.deep
 def test_an_env_fn_that_cannot_be_pickled():
-
     lock = threading.Lock()
-    with pytest.raises(TypeError, match=r"env_fns\[1\] cannot be pickled.* files .* in the env;"):
+    with pytest.raises(TypeError, match=r"env_fns\[1\] cannot be pickled.* files .* in the env\."):
         ShmVectorEnv([make_counter, lambda: lock and None], context="spawn", num_workers=1)
+
+
+class Interrupted:
+    """An env function in whose pickling a signal's handler once raises."""
+
+    interruptions = 1
+
+    def __call__(self):
+        return Counter()
+
+    def __reduce__(self):
+        if Interrupted.interruptions:
+            Interrupted.interruptions = 0
+            raise TimeoutError("a handler's")
+        return make_counter, ()
+
+
+@pytest.mark.deep
+def test_what_a_handler_raises_while_env_fns_are_pickled():
+    with pytest.raises(TimeoutError, match="a handler's"):
+        ShmVectorEnv([Interrupted()], context="spawn", num_workers=1)
 
 
 @WORKERS
@@ -393,9 +410,9 @@ def test_wrong_actions_with_a_mask(num_workers, shared_memory):
         envs.reset()
         mask = np.array([True, False, False])
         for actions, error, message in (
-            ([1, 2], ValueError, "there are 2, and 3 envs"),
-            (np.zeros((1, 3), int), ValueError, "there are 1, and 3 envs"),
-            (np.zeros(4, int), ValueError, "there are 4, and 3 envs"),
+            ([1, 2], ValueError, "there are 2 for 3 envs"),
+            (np.zeros((1, 3), int), ValueError, "there are 1 for 3 envs"),
+            (np.zeros(4, int), ValueError, "there are 4 for 3 envs"),
             (1, TypeError, "they are one int"),
             (np.array(1), TypeError, "they are one ndarray"),
             (None, TypeError, "they are one NoneType"),

@@ -23,6 +23,12 @@ def test_waiting(tmp_path):
     assert parts.count("asleep") == 6 - left_out and parts.count("compute") == 4
 
 
+def test_awaiting(tmp_path):
+    few = "--num-envs 2 --seconds 0.05 --rounds 1".split()
+    _, results = run_benchmark("awaiting.py", tmp_path, *few)
+    assert len(results["rows"]) == 2 * 4 and all(row["steps_per_s"] > 0 for row in results["rows"])
+
+
 def test_wrappers(tmp_path):
     few = "--chain CartPole --seconds 0.05".split()
     _, results = run_benchmark("wrappers.py", tmp_path, *few)

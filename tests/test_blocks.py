@@ -203,6 +203,7 @@ def segments():
 @pytest.mark.deep
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_memory_goes_with_the_last_array(workers):
+    gc.collect()  # what tests before this one have left
     before = segments()
     envs = ShmVectorEnv([Picture] * (16 * N), num_workers=workers)
     try:

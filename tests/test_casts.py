@@ -200,12 +200,12 @@ def mapped(function, value):
 PATHS = [
     (stepped, 0, True),
     (stepped, 0, False),
-    (stepped, 2, True),
-    (stepped, 2, False),
-    (in_parts, 2, True),
-    (in_a_rollout, 2, True),
+    (stepped, 1, True),
+    (stepped, 1, False),
+    (in_parts, 1, True),
+    (in_a_rollout, 1, True),
     (in_parts, 0, True),
-    (in_parts, 2, False),
+    (in_parts, 1, False),
     (in_a_rollout, 0, True),
 ]
 RESETTING = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]

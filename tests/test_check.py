@@ -9,7 +9,8 @@ import sick_envs
 from sick_envs import Well
 
 import shmvec.__main__
-from shmvec._commands.check import brief
+from shmvec._commands.check import brief_check, time_finding
+from shmvec._commands.probe import Facts
 from shmvec.testing import check_env_fn
 
 PROCESSES = "num_workers=num_envs"
@@ -53,6 +54,7 @@ NOTED = {
     "SameBuffer": ("buffers", "a wrapper", "changes the observation"),
     "OtherDtype": ("spaces", "a wrapper", "float64 for float32"),
     "HasAThread": ("threads", 'context="forkserver"', "logger"),
+    "SlowToMake": ("time", 'overlap="auto"', "an env is made in "),
 }
 
 
@@ -63,7 +65,7 @@ def a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def checked(name, contexts=("fork",)):
-    limit = 5.0 if name in ("HangsAsSecond", "NeedsItsThread") else 30.0
+    limit = 12.0 if name in ("HangsAsSecond", "NeedsItsThread") else 100.0
     return check_env_fn(getattr(sick_envs, name), contexts=contexts, time_limit=limit, steps=25)
 
 
@@ -126,12 +128,28 @@ def test_what_differs_alone_of_the_other_kind_is_not_compared():
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", NOTED)
-def test_what_is_to_know(name):
+def test_what_is_to_know(name, monkeypatch):
+    if name == "SlowToMake":
+        monkeypatch.setattr("shmvec._commands.check.SLOW_S", 0.2)
     report = checked(name)
     [noted] = [finding for finding in report.findings if finding.verdict == "note"]
     kind, option, says = NOTED[name]
     assert report.ok and (noted.kind, noted.option) == (kind, option), str(report)
     assert says in noted.seen
+
+
+@pytest.mark.parametrize(
+    ("build_s", "close_s", "option"),
+    [
+        ([(3.0, 3.0), (0.1, 0.1)], 0.1, None),  # the first one imports
+        ([(3.0, 3.0), (1.5, 1.4)], 0.1, "num_workers="),
+        ([(3.0, 3.0), (1.5, 0.1)], 0.1, 'overlap="auto"'),
+        ([(0.1, 0.0), (0.1, 0.0)], 1.5, 'overlap="auto"'),
+    ],
+)
+def test_what_to_do_about_envs_that_are_slow_to_make_or_to_close(build_s, close_s, option):
+    found = time_finding(Facts(build_s=build_s[:1]), 9.0, close_s, [Facts(build_s=build_s)])
+    assert found.option == option and (found.verdict == "ok") == (option is None)
 
 
 @pytest.mark.deep
@@ -203,9 +221,9 @@ def test_the_command(tmp_path, capsys):
 @pytest.mark.deep
 def test_at_a_glance():
     """What `tune` says first; nothing about an env that takes too long for it."""
-    assert brief(Well, 60.0) is None
-    assert "env 1 of 2: observations differ" in brief(sick_envs.SharesAGlobal, 60.0)
-    assert brief(sick_envs.SharesAGlobal, 0.02) is None
+    assert brief_check(Well, 60.0) is None
+    assert "env 1 of 2: observations differ" in brief_check(sick_envs.SharesAGlobal, 60.0)
+    assert brief_check(sick_envs.SharesAGlobal, 0.02) is None
 
 
 @pytest.mark.deep

@@ -19,7 +19,7 @@ from test_compiled_wrappers import (
     attributes,
     change,
     check_sources,
-    compiled,
+    compile_env,
     double,
     follow,
     happens,
@@ -164,7 +164,7 @@ def coloured():
 
 
 def test_each_colour_becomes_the_same_gray():
-    python, stepper = coloured(), compiled(coloured())
+    python, stepper = coloured(), compile_env(coloured())
     assert names_of(stepper) == ["GrayscaleObservation"]
     for _ in range(256):
         assert seen(stepper.step(1)) == seen(python.step(1))
@@ -254,7 +254,7 @@ def test_what_has_no_truth_value_is_asked_for_it_when_python_asks():
 
 def test_frames_that_are_parts_of_the_stack():
     found = []
-    for stepped_by in (lambda env: env, compiled):
+    for stepped_by in (lambda env: env, compile_env):
         env = wrappers.FrameStackObservation(Arcade(), 4)
         stepper = stepped_by(env)
         env.reset()
@@ -266,7 +266,7 @@ def test_frames_that_are_parts_of_the_stack():
 
 
 def test_results_are_new_arrays_that_nothing_changes():
-    stepper = compiled(wrapped(["gray", "stack"]))
+    stepper = compile_env(wrapped(["gray", "stack"]))
     stepper.env.reset()
     kept = [stepper.step(1)[0] for _ in range(6)]
     was = seen(kept)
@@ -378,7 +378,7 @@ def state_of(env):
 def follow_ale(make, script):
     """Steps an env of ALE in Python and compiled, and compares all that can be seen."""
     python, env = make(), make()
-    stepper = compiled(env)
+    stepper = compile_env(env)
     assert seen(env.reset(seed=1)) == seen(python.reset(seed=1))
     for what, action in script:
         for each in (env, python):
@@ -465,7 +465,7 @@ def test_a_patch_of_preprocessing_is_noticed(name, monkeypatch):
         "ale": property(lambda self: Counted(self.unwrapped.ale, self.unwrapped.calls)),
         "_get_obs": lambda self: self.obs_buffer[0] + 1,
     }
-    stepper, python = compiled(arcade(["preprocessing"])), arcade(["preprocessing"])
+    stepper, python = compile_env(arcade(["preprocessing"])), arcade(["preprocessing"])
     assert seen(stepper.env.reset(seed=1)) == seen(python.reset(seed=1))
     for _ in range(3):
         assert seen(stepper.step(1)) == seen(python.step(1))
@@ -523,7 +523,7 @@ def test_a_buffer_of_another_kind(obs_type, buffer):
 @pytest.mark.parametrize("skip", ["skip", "skip 7", "preprocessing"])
 def test_a_game_that_ends_while_frames_are_skipped(skip):
     python, env = (arcade(["statistics", skip]) for _ in range(2))
-    stepper = compiled(env)
+    stepper = compile_env(env)
     assert seen(env.reset(seed=1)) == seen(python.reset(seed=1))
     ended = False
     while not ended:
@@ -561,7 +561,7 @@ def fetched(stepper):
 )
 def test_a_screen_that_nobody_looks_at_is_not_fetched(names, screens):
     env = arcade(names, obs_type="grayscale")
-    stepper = compiled(env)
+    stepper = compile_env(env)
     env.reset(seed=1)
     stepper.step(0)  # the checker looks
     assert fetched(stepper) == screens
@@ -571,7 +571,7 @@ def test_a_screen_that_nobody_looks_at_is_not_fetched(names, screens):
 def test_a_patch_of_ale_is_noticed(name, monkeypatch):
     env = arcade(["skip"], obs_type="grayscale")
     kind = type(env.unwrapped)
-    stepper = compiled(env)
+    stepper = compile_env(env)
     env.reset(seed=1)
     assert fetched(stepper) == 2
     if name == "emulator":
@@ -592,7 +592,7 @@ def test_another_source_of_ale_is_noticed(monkeypatch, tmp_path):
         with monkeypatch.context() as patch:
             patch.setattr(function, "__code__", altered(function, tmp_path))
             env = arcade(["skip"], obs_type="grayscale")
-            stepper = compiled(env)
+            stepper = compile_env(env)
             env.reset(seed=1)
             assert fetched(stepper) == 4, name
 

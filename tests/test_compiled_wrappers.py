@@ -30,11 +30,11 @@ from tables import deep
 
 from shmvec import ShmVectorEnv
 from shmvec.__main__ import main
-from shmvec._wrappers import TWINS, code_of, kinds_of, notes_of
-from shmvec._wrappers import compiled as compiled_if_it_pays
+from shmvec._wrappers import TWINS, classes_of, code_of, notes_of
+from shmvec._wrappers import compile_env as compiled_if_it_pays
 from shmvec._wrappers.sources import is_known
 
-compiled = partial(compiled_if_it_pays, always=True)  # where Python is as fast, too
+compile_env = partial(compiled_if_it_pays, always=True)  # where Python is as fast, too
 CLOCKS = {"time_queue", "episode_start_time", "episode_times", "t_start"}
 INF, NAN = float("inf"), float("nan")
 ODD = [0.0, -0.0, 1.0, -1.0, 1e-30, 1e30, 1e200, 1e-200, 0.1, INF, -INF, NAN]
@@ -307,7 +307,7 @@ def happens(do):
 def follow(make, script):
     """Steps an env in Python and compiled, and compares all that can be seen."""
     python, env = make(), make()
-    stepper = compiled(env)
+    stepper = compile_env(env)
     for what, action in script:
         if what == ("reset",):
             assert happens(partial(env.reset, seed=1)) == happens(partial(python.reset, seed=1))
@@ -324,7 +324,7 @@ def follow(make, script):
 def steps_of_both(make, steps, action):
     """What steps do, and all attributes after each: in Python, and the same compiled."""
     found = []
-    for stepped_by in (lambda env: env, compiled):
+    for stepped_by in (lambda env: env, compile_env):
         env = make()
         stepper = stepped_by(env)
         env.reset()
@@ -411,7 +411,7 @@ def why_not(env):
 
 
 def whys(env):
-    return [why for _, why in notes_of(compiled(env))]
+    return [why for _, why in notes_of(compile_env(env))]
 
 
 @pytest.mark.deep
@@ -462,7 +462,7 @@ def module_of(source, folder):
 @pytest.mark.deep
 @pytest.mark.parametrize("name", TWINS)
 def test_the_installed_source_is_recognised_and_another_is_not(name, monkeypatch, tmp_path):
-    kinds = kinds_of(name)
+    kinds = classes_of(name)
     if not kinds:
         pytest.skip("its library is not imported")
     wrap = next((each for each in WRAPPERS.values() if type(each(Drawn())) in kinds), None)
@@ -472,13 +472,13 @@ def test_the_installed_source_is_recognised_and_another_is_not(name, monkeypatch
 
 
 def check_sources(name, make, monkeypatch, folder):
-    assert names_of(compiled(make()))[0] == name
-    for called, found in code_of(kinds_of(name)[0]):
+    assert names_of(compile_env(make()))[0] == name
+    for called, found in code_of(classes_of(name)[0]):
         function = function_of(found)
         with monkeypatch.context() as patch:
             patch.setattr(function, "__code__", altered(function, folder))
             assert f"{called} is not the one that its twin is for" in whys(make())
-    assert names_of(compiled(make()))[0] == name
+    assert names_of(compile_env(make()))[0] == name
 
 
 @pytest.mark.deep
@@ -528,7 +528,7 @@ def test_a_func_of_ones_own_is_called(monkeypatch):
     env.env.func = double
     env.func = double
     follow(lambda: copy.deepcopy(env), [(("reset",), [0, 0]), (None, [9, 9])])
-    assert all(not why for _, why in notes_of(compiled(env)))
+    assert all(not why for _, why in notes_of(compile_env(env)))
 
 
 @pytest.mark.deep
@@ -607,7 +607,7 @@ def test_rescaling(kind, dtype, acted, shape, bounds, values, script, swapped):
         python, env = make(), make()
         if env is None:
             return
-        stepper = compiled(env)
+        stepper = compile_env(env)
         action = np.resize(np.array(values), shape).astype(acted)
     assert happens(python.reset) == happens(env.reset)
     for _ in range(3):
@@ -624,7 +624,7 @@ def test_another_source_makes_the_twin_step_aside(monkeypatch):
         return observation, reward, terminated, self._elapsed_steps > 4, info
 
     env = wrapped(["limit"])
-    before = compiled(env)
+    before = compile_env(env)
     assert names_of(before) == ["TimeLimit"]
     monkeypatch.setattr(wrappers.TimeLimit, "step", step)
     assert why_not(wrapped(["limit"])) == "TimeLimit.step is not the one that its twin is for"
@@ -638,7 +638,7 @@ def test_another_source_makes_the_twin_step_aside(monkeypatch):
 @pytest.mark.parametrize("name", ["update", "update_from_moments"])
 def test_another_helper_makes_the_twin_step_aside(monkeypatch, name):
     env = wrapped(["normal", "normal reward"])
-    stepper = compiled(env)
+    stepper = compile_env(env)
     env.reset()
     monkeypatch.setattr(RunningMeanStd, name, lambda self, *_: None)
     why = f"RunningMeanStd.{name} is not the one that its twin is for"
@@ -651,7 +651,7 @@ def test_another_helper_makes_the_twin_step_aside(monkeypatch, name):
 @pytest.mark.deep
 def test_a_patched_base_is_noticed(monkeypatch):
     env = wrapped(["order"])
-    stepper = compiled(env)
+    stepper = compile_env(env)
     env.reset()
     monkeypatch.setattr(gym.Wrapper, "step", lambda self, action: "patched")
     assert stepper.step([0, 0]) == "patched"
@@ -661,14 +661,14 @@ def test_a_patched_base_is_noticed(monkeypatch):
 @pytest.mark.deep
 def test_an_env_that_is_copied_or_pickled_between_steps_is_whole():
     env = wrapped(["statistics", "normal", "observation", "normal reward", "mine", "limit"])
-    stepper = compiled(env)
+    stepper = compile_env(env)
     env.reset()
     action = np.zeros(2, np.float32)
     for _ in range(3):
         stepper.step(action)
     for other in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
         assert all("step" not in vars(each) for each in chain_of(other))
-        twin = compiled(copy.deepcopy(other))
+        twin = compile_env(copy.deepcopy(other))
         assert happens(lambda other=other: other.step(action)) == happens(
             lambda twin=twin: twin.step(action)
         )
@@ -859,7 +859,7 @@ def test_an_odd_env_is_stepped_as_it_is(raises):
     env = Odd(raises)
     assert compiled_if_it_pays(env) is env
     assert all(why for _, why in notes_of(env))
-    assert names_of(compiled(env)) == []
+    assert names_of(compile_env(env)) == []
 
 
 @pytest.mark.deep
@@ -868,7 +868,7 @@ def test_cart_pole_as_gym_makes_it():
         return wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
 
     python, env = makes(), makes()
-    stepper = compiled(env)
+    stepper = compile_env(env)
     assert all(not why for _, why in notes_of(stepper))
     for episode in range(5):
         assert seen(env.reset(seed=episode)) == seen(python.reset(seed=episode))
@@ -892,7 +892,7 @@ def test_half_cheetah_as_cleanrl_wraps_it():
         return wrappers.TransformReward(wrappers.NormalizeReward(env, gamma=0.99), clipped)
 
     python, env = makes(), makes()
-    stepper = compiled(env)
+    stepper = compile_env(env)
     assert all(not why for _, why in notes_of(stepper))
     draw = np.random.default_rng(1)
     for step in range(400):

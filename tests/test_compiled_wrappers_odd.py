@@ -16,7 +16,7 @@ from test_compiled_wrappers import (
     Drawn,
     Mine,
     attributes,
-    compiled,
+    compile_env,
     names_of,
     seen,
     steps_of_both,
@@ -82,7 +82,7 @@ def test_a_copy_that_is_made_within_a_step_is_stepped_alone(copied):
             return self.env.step(action)
 
     found = []
-    for stepped_by in (lambda env: env, compiled):
+    for stepped_by in (lambda env: env, compile_env):
         copies = []
         env = Copying(normal())
         stepper = stepped_by(env)
@@ -181,7 +181,7 @@ def test_a_chain_that_is_made_anew_within_its_own_step():
 
 def test_one_wrapper_in_two_chains():
     found = []
-    for stepped_by in (lambda env: env, compiled):
+    for stepped_by in (lambda env: env, compile_env):
         shared = normal()
         steppers = [stepped_by(each) for each in (shared, wrappers.NormalizeReward(Mine(shared)))]
         shared.reset()
@@ -212,7 +212,7 @@ def test_what_an_env_raises_leaves_all_as_in_python(error):
             return result
 
     found = []
-    for stepped_by in (lambda env: env, compiled):
+    for stepped_by in (lambda env: env, compile_env):
         env = wrappers.NormalizeObservation(Raising(dtype="float64"))
         env = wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(env, 7))
         env = wrappers.NormalizeReward(Mine(env))
@@ -232,7 +232,7 @@ def test_what_an_env_raises_leaves_all_as_in_python(error):
 def test_results_are_new_arrays_that_nothing_changes():
     base = Drawn(dtype="float32", shape=(2, 3))
     env = wrappers.NormalizeObservation(wrappers.FlattenObservation(base))
-    stepper = compiled(env)
+    stepper = compile_env(env)
     assert len(names_of(stepper)) == 2
     env.reset()
     kept = [(stepper.step(ACTION)[0], env.obs_rms.mean, env.obs_rms.var) for _ in range(6)]
@@ -249,7 +249,7 @@ def test_results_are_new_arrays_that_nothing_changes():
 @pytest.mark.parametrize("high", [0.0, -0.0])
 def test_bounds_that_are_zeros_of_different_signs(low, high):
     found = []
-    for stepped_by in (lambda env: env, compiled):
+    for stepped_by in (lambda env: env, compile_env):
         base = Drawn()
         base.action_space = gym.spaces.Box(low, high, (2,), np.float32)
         base.action_space.low[:], base.action_space.high[:] = low, high
@@ -275,7 +275,7 @@ def test_what_a_running_mean_does_when_attributes_are_set_is_done(monkeypatch, k
     if when == "before":
         patch()
     env = kind(gym.make("Pendulum-v1"))
-    stepper = compiled(env)
+    stepper = compile_env(env)
     env.reset(seed=1)
     if when == "after":
         stepper.step(np.zeros(1, np.float32))
@@ -292,7 +292,7 @@ def test_a_property_of_a_running_mean_is_obeyed(monkeypatch):
         gym.make("Pendulum-v1"), lambda each: raw.append(each) or each, None
     )
     env = wrappers.NormalizeObservation(seen_raw)
-    stepper = compiled(env)
+    stepper = compile_env(env)
     env.reset(seed=1)
     stepper.step(np.zeros(1, np.float32))
     fixed = property(lambda self: np.zeros(3, np.float32), lambda self, value: None)
@@ -329,7 +329,7 @@ class TryingTwice(gym.Wrapper):
 @pytest.mark.parametrize("kind", [LookingAhead, TryingTwice])
 def test_an_env_is_pickled_whole_within_a_step(kind):
     env = kind(wrappers.NormalizeObservation(gym.make("Pendulum-v1")))
-    stepper = compiled(env)
+    stepper = compile_env(env)
     env.reset(seed=1)
     for _ in range(4):
         stepper.step(np.zeros(1, np.float32))

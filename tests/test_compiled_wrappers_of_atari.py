@@ -14,7 +14,7 @@ from test_compiled_pictures import CHANGED, Arcade, arcade, fetched, follow_ale
 from test_compiled_wrappers import (
     attributes,
     check_sources,
-    compiled,
+    compile_env,
     follow,
     module_of,
     names_of,
@@ -144,7 +144,7 @@ def test_breakout_as_stable_baselines_wraps_it():
         return wrappers.NormalizeReward(env)
 
     python, env = make(), make()
-    stepper = compiled(env)
+    stepper = compile_env(env)
     assert all(not why for _, why in notes_of(stepper))
     draw = np.random.default_rng(1)
     assert seen(env.reset(seed=1)) == seen(python.reset(seed=1))
@@ -205,6 +205,6 @@ def test_a_copy_in_cleanrl_is_recognised(monkeypatch, tmp_path):
     source = Path(atari.__file__).read_text().replace(" -> AtariStepReturn", "")
     copied = module_of(source, tmp_path)
     wrap = copied.MaxAndSkipEnv(copied.EpisodicLifeEnv(copied.StickyActionEnv(Arcade(), 0.5)))
-    assert {why for _, why in notes_of(compiled(wrap))} != {""}  # it is not where CleanRL has it
+    assert {why for _, why in notes_of(compile_env(wrap))} != {""}  # it is not where CleanRL has it
     monkeypatch.setitem(sys.modules, "cleanrl_utils.atari_wrappers", copied)
-    assert {why for _, why in notes_of(compiled(wrap))} == {""}
+    assert {why for _, why in notes_of(compile_env(wrap))} == {""}

@@ -55,7 +55,7 @@ def test_the_code_of_a_page_runs(name, tmp_path, forker, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = forker.begin(code)
     try:
-        status = script.wait(110)
+        status = script.wait(250)
     finally:
         script.kill()
         output = "".join(script.communicate())

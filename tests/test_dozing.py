@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 from envs import Counter
-from processes import dozing
+from processes import wait_until_envs_doze
 from tables import paired
 
 from shmvec import ShmVectorEnv, WorkerCrashError
@@ -43,14 +43,14 @@ def close(envs):
 def test_every_kind_of_call_wakes_them(policy, call):
     with closing(ShmVectorEnv([Counter] * 3, num_workers=3, wait_policy=policy)) as envs:
         envs.reset()
-        dozing(envs)
+        wait_until_envs_doze(envs)
         call(envs)
 
 
 @pytest.mark.deep
 def test_before_the_first_reset():
     with closing(ShmVectorEnv([Counter] * 2, num_workers=2)) as envs:
-        dozing(envs)
+        wait_until_envs_doze(envs)
         envs.reset()
 
 
@@ -58,7 +58,7 @@ def test_before_the_first_reset():
 def test_the_death_of_one_that_dozes_is_noticed():
     envs = ShmVectorEnv([Counter] * 2, num_workers=2)
     envs.reset()
-    dozing(envs)
+    wait_until_envs_doze(envs)
     os.kill(envs.processes[0].pid, signal.SIGKILL)
     with pytest.raises(WorkerCrashError, match="worker 0"):
         envs.step([0, 0])

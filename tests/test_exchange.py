@@ -70,7 +70,7 @@ def test_an_order_of_ones_own_is_waited_for_and_nobody_else(tmp_path):
             return super().step(action)
 
         def wait(self, waits):
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 100
             while waits and not (tmp_path / "go").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
 
@@ -268,3 +268,12 @@ def test_a_batch_is_asked_for_too_early_or_too_late(recycle_after):
     exchange.close()
     with pytest.raises(ClosedEnvironmentError, match="after a call to `close"):
         exchange.take(count=1)
+
+
+def test_poll_needs_a_descriptor():
+    with closing(Exchange([Counter], num_workers=1)) as exchange:
+        with pytest.raises(RuntimeError, match="call fileno"):
+            exchange.poll()
+        exchange.ask_reset()
+        with pytest.raises(ValueError, match="env 0 has been asked"):
+            exchange.fileno()

@@ -1,6 +1,7 @@
 """A worker is killed at each numbered point of the protocol: nothing hangs, nothing is made up."""
 
 import os
+import select
 import time
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -12,7 +13,7 @@ from test_fault_policy import DEADLINE, MODES, RAISE, RESET, RESTART, Frail, Rep
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec._core import FAULT_POINTS, die_at
-from shmvec.exchange import AutoresetMode
+from shmvec.exchange import AutoresetMode, Exchange
 
 ARM = 200  # and the number of a point: an action
 LATE = 9  # the point that only a late message leads to
@@ -179,3 +180,40 @@ def test_more_workers_than_cores(point):
             envs.close()
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize("point", first([7, *(set(FAULT_POINTS) - {7})]))
+def test_no_wake_is_lost_wherever_a_worker_dies(point):
+    """Nothing but the descriptor ends these waits: no time limit, no slice."""
+    fns = [lambda i=i: Mined(i) for i in range(4)]
+    exchange = Exchange(
+        fns,
+        num_workers=2,
+        faults=replace(RESTART, on_timeout="raise", step_timeout=None),
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        hang_warning_s=None,
+    )
+    try:
+        descriptor = exchange.fileno()
+        exchange.ask_reset(seeds=[1, 2, 3, 4])
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        turns, alone = np.zeros(4, int), 0
+        while alone < 5:
+            seconds = exchange.poll()
+            answers = exchange.take(count=4, least=0, timeout=0.0)
+            for env in answers.envs.tolist():
+                turns[env] += 1
+                if env == 3:  # in the end it is in flight alone: no other answer makes up for it
+                    alone += exchange.num_in_flight == 0
+                elif turns[env] >= 25 and exchange.restarts(1) == 1:
+                    continue
+                doomed = env == 1 and turns[1] == 10 and exchange.restarts(1) == 0
+                exchange.ask([env], [ARM + point if doomed else 5])
+            if not len(answers.envs):
+                assert seconds is None or seconds <= 0.01, "there are no time limits"
+                woken = poll.poll(1000 * (DEADLINE if seconds is None else seconds))
+                assert woken or seconds is not None, f"a wake was lost after {turns} answers"
+        assert exchange.restarts(1) == 1 and exchange.restarts(3) == 0
+    finally:
+        exchange.close(terminate=True)

@@ -22,7 +22,7 @@ from gymnasium.error import ClosedEnvironmentError
 from tables import deep, paired
 
 from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
-from shmvec._processes import inline, supervisor
+from shmvec._processes import supervisor
 from shmvec.exchange import AutoresetMode
 from shmvec.faults import restart_seed
 
@@ -409,7 +409,7 @@ def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(dies, monkey
     with frail(2, num_workers=2) as envs:
         envs.reset(seed=1)
         before = [process.pid for process in envs.exchange.processes]
-        meanwhile(monkeypatch, supervisor.Supervisor, "go_on", 2, interrupted)
+        meanwhile(monkeypatch, supervisor.Supervisor, "continue_replacement", 2, interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.restart()
         if dies:  # what it has started already
@@ -430,14 +430,14 @@ def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(dies, monkey
 def test_a_restart_that_was_interrupted_as_its_worker_had_closed_is_gone_on_with(monkeypatch):
     with frail(2, num_workers=2) as envs:
         envs.reset(seed=1)
-        wait_for_ends = supervisor.Supervisor.wait_for_ends
+        wait_for_exits = supervisor.Supervisor.wait_for_exits
 
         def then_interrupted(*args):
-            wait_for_ends(*args)
+            wait_for_exits(*args)
             raise KeyboardInterrupt
 
         envs.send([1], [1])
-        monkeypatch.setattr(supervisor.Supervisor, "wait_for_ends", then_interrupted)
+        monkeypatch.setattr(supervisor.Supervisor, "wait_for_exits", then_interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.restart([0])
         monkeypatch.undo()
@@ -449,15 +449,15 @@ def test_a_restart_that_was_interrupted_as_its_worker_had_closed_is_gone_on_with
 def test_a_restart_that_was_interrupted_as_its_worker_was_up_is_gone_on_with(workers, monkeypatch):
     with frail(2, num_workers=workers) as envs:
         envs.reset(seed=1)
-        where = supervisor.Supervisor if workers else inline.InlineWorker
-        go_on, built = where.go_on, itertools.count()
+        go_on, built = supervisor.Supervisor.continue_replacement, itertools.count()
 
         def interrupted_once(self, index):
-            go_on(self, index)
+            cause = go_on(self, index)
             if self.is_up(index) and next(built) == 0:
                 raise KeyboardInterrupt
+            return cause
 
-        monkeypatch.setattr(where, "go_on", interrupted_once)
+        monkeypatch.setattr(supervisor.Supervisor, "continue_replacement", interrupted_once)
         with pytest.raises(KeyboardInterrupt):
             envs.restart([0])
         assert envs.step([1, 1])[3][0]
@@ -469,16 +469,25 @@ OPENING = {"detach", "dup", "fork", "fork_exec", "open", "pidfd_open", "pipe", "
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # Python closes it
+@pytest.mark.filterwarnings("ignore:unclosed (<socket|file <_io):ResourceWarning")  # by Python
 @pytest.mark.parametrize("context", ["fork", *deep("forkserver")])
 def test_a_restart_loses_nothing_that_it_has_opened_when_it_is_interrupted(context):
     """Wherever a builtin function has opened something, or started a process."""
     program, before = os.getpid(), []
     with frail(2, num_workers=2, context=context) as envs:
         envs.reset(seed=1)
+        expected = len(os.listdir("/proc/self/fd"))
+
+        def wait_until_closed():  # a worker's stderr is closed once its end was read
+            until = time.monotonic() + DEADLINE
+            while len(descriptors := sorted(os.listdir("/proc/self/fd"))) != expected:
+                assert time.monotonic() < until, (descriptors, before)
+                time.sleep(0.01)
+            before.append(descriptors)
+
         envs.restart([1])
         for last in itertools.count():
-            before.append(sorted(os.listdir("/proc/self/fd")))
+            wait_until_closed()
             left = last
 
             def interrupt(frame, event, function):
@@ -499,10 +508,7 @@ def test_a_restart_loses_nothing_that_it_has_opened_when_it_is_interrupted(conte
                 sys.setprofile(None)
             envs.step([0, 0])
             gc.collect()
-            until = time.monotonic() + DEADLINE  # its stderr is closed once its end was read
-            while len(os.listdir("/proc/self/fd")) != len(before[0]) and time.monotonic() < until:
-                time.sleep(0.01)
-        assert last > 0 and len({len(descriptors) for descriptors in before}) == 1, before
+        assert last > 0
 
 
 @pytest.mark.deep
@@ -517,7 +523,7 @@ def test_a_fork_made_while_a_worker_is_restarted_leaves_it_alone(monkeypatch):
 
     with frail(2, num_workers=2) as envs:
         envs.reset(seed=1)
-        meanwhile(monkeypatch, supervisor, "Watch", 1, fork)  # it waits for the worker
+        meanwhile(monkeypatch, supervisor, "HangWatch", 1, fork)  # it waits for the worker
         try:
             envs.restart([1])
         except BaseException as error:
@@ -580,7 +586,7 @@ def test_an_env_that_does_not_close_does_not_stop_a_restart(tmp_path):
         envs.reset(seed=0)
         began = time.monotonic()
         envs.restart()
-        assert 5 <= time.monotonic() - began < 30
+        assert 5 <= time.monotonic() - began < 50
         envs.step([1])
         envs.close(terminate=True)
 

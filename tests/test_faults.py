@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 from envs import Counter, Failing
-from processes import dozing, gone, run_script
+from processes import gone, run_script, wait_until_envs_doze
 from tables import paired
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
@@ -238,7 +238,7 @@ def test_ctrl_c_as_those_who_doze_are_roused(monkeypatch):
         with finishes():
             envs.reset()
             envs.restart([0])
-            dozing(envs)
+            wait_until_envs_doze(envs)
             with monkeypatch.context() as patch:
                 patch.setattr(os, "eventfd_write", lambda *_: signal.raise_signal(signal.SIGINT))
                 with contextlib.suppress(KeyboardInterrupt):

@@ -172,7 +172,7 @@ for num_workers in (0, 1, 2, 4):
 
 
 TORCH_IN_A_THREAD = """
-import threading, time
+import threading
 import gymnasium as gym
 import torch
 from shmvec import ShmVectorEnv
@@ -180,11 +180,12 @@ from shmvec import ShmVectorEnv
 def draw():
     while drawing:
         torch.empty(50_000_000).normal_()  # has the generator's lock nearly always
+        draws.set()
 
-drawing = [True]
+drawing, draws = [True], threading.Event()
 thread = threading.Thread(target=draw)
 thread.start()
-time.sleep(0.2)
+draws.wait()
 try:
     ShmVectorEnv([lambda: gym.make("CartPole-v1")] * 8, num_workers=8, context="fork").close()
 except RuntimeError as error:
@@ -203,5 +204,5 @@ finally:
 def test_torch(script):
     """The same for any number of workers; its global generator is seeded, or is in use."""
     run = [sys.executable, "-c", script]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from tables import deep
 from shmvec import ShmVectorEnv
 from shmvec._core import Lease
 
-DEADLINE = 30.0
+DEADLINE = 100.0
 
 
 def counting(num_envs=4, **options):

@@ -1,6 +1,5 @@
 """Races: contenders take turns and are closed, and their figures and steps are counted right."""
 
-import multiprocessing
 import os
 import re
 import runpy
@@ -19,7 +18,7 @@ import pytest
 import shmvec
 from shmvec._commands import measuring
 from shmvec._commands.bench import NoopEnv
-from shmvec._commands.measuring import LIMIT, Limit, Slice, Stepper, cells, line, race
+from shmvec._commands.measuring import LIMIT, Limit, Slice, Stepper, cells, race, table_line
 
 pytestmark = pytest.mark.deep
 
@@ -53,7 +52,7 @@ def test_a_race():
     assert results["b"].ratio(results["a"], "batch_us") == 2  # of 4, 2 and 2
     assert results["a"].ratio(results["b"]) == pytest.approx(2)
     row = results["a"].figures(results["b"])
-    assert line("a", *cells(row)) == "| a | 2.0 | 100% | 500,000 | 2.00 |"
+    assert table_line("a", *cells(row)) == "| a | 2.0 | 100% | 500,000 | 2.00 |"
     assert cells({"steps_per_s": 1000}) == ["", "", "1,000", ""]
 
 
@@ -169,8 +168,8 @@ def test_a_turn_of_the_limit_is_short_where_steps_are_long(tmp_path):
     steps = tmp_path / "steps"
     steps.write_bytes(b"")
     with closing(Limit([partial(Asleep, steps)], 1)) as limit:
-        for helper in multiprocessing.active_children():
-            os.kill(helper.pid, signal.SIGINT)  # Ctrl-C is the program's, which ends helpers
+        for process in limit.exchange.processes:
+            os.kill(process.pid, signal.SIGINT)  # Ctrl-C is the program's, which ends them
         assert 0 < limit.run(0.05).steps_per_s < 50
     assert 1 <= len(steps.read_bytes()) <= 3  # and not 64
 

@@ -175,7 +175,7 @@ MISTAKES = {
     "a vectorization_mode": (
         lambda n: shmvec.make_vec("CartPole-v1", 2, vectorization_mode="async", num_workers=n),
         TypeError,
-        ["make_vec has no vectorization_mode", "always. Leave it out"],
+        ["make_vec has no vectorization_mode", "it always makes a ShmVectorEnv. Leave it out"],
     ),
     "one wrapper": (
         lambda n: shmvec.make_vec("CartPole-v1", 2, wrappers=iter_, num_workers=n),
@@ -205,7 +205,7 @@ MISTAKES = {
     "a mask beside env_id": (
         lambda n: made(num_workers=n).async_reset(options={"reset_mask": True}, env_id=[1]),
         ValueError,
-        ["options['reset_mask'] is beside env_id"],
+        ["options['reset_mask'] was given together with env_id"],
     ),
     "a wrapper of batches of some envs": (
         lambda n: RecordEpisodeStatistics(made(num_workers=n, batch_size=2)).step([0, 1]),
@@ -235,7 +235,7 @@ MISTAKES = {
     "stats after close": (
         lambda n: after_close(n).stats(),
         gym.error.ClosedEnvironmentError,
-        ["after a call to `close()`", "call stats() before close()"],
+        ["after a call to `close()`", "call stats() before it"],
     ),
     "autoreset mode": (
         lambda n: made(num_workers=n, autoreset_mode="same-step"),
@@ -307,7 +307,7 @@ MISTAKES = {
     "an option given twice": (
         lambda n: shmvec.make_vec("CartPole-v1", vector_kwargs={"copy": True}, copy=n > 0),
         TypeError,
-        ["'copy' is an option in vector_kwargs, so this one is the env's"],
+        ["'copy' is also in vector_kwargs; this one is passed to the env"],
     ),
     "an id to check": (
         lambda n: shmvec.testing.check_env_fn("CartPole-v1"),

@@ -18,7 +18,7 @@ from tables import deep
 
 from shmvec import ShmVectorEnv
 from shmvec._cores import usable_cores
-from shmvec._processes.preloading import Imports
+from shmvec._processes.preloading import ImportRecorder
 
 ALL_CORES = os.sched_getaffinity(0)
 
@@ -276,7 +276,7 @@ def test_modules_that_start_threads(start, module):
 
 
 def noted(work):
-    with Imports() as imports:
+    with ImportRecorder() as imports:
         work()
         return imports.modules()
 

@@ -3,6 +3,7 @@
 import inspect
 import re
 import typing
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from gymnasium.vector.async_vector_env import _async_worker
 from tables import deep
 
 from shmvec import FaultPolicy, ShmVectorEnv, exchange
-from shmvec._options import OPTIONS, variable
+from shmvec._options import OPTIONS, environment_variable
 from shmvec.cluster import ClusterVectorEnv
 from shmvec.planning import PlanningVectorEnv
 
@@ -41,7 +42,7 @@ def test_signature_types_and_docstring_have_every_option():
 
 def test_the_page_names_every_variable():
     named = set(re.findall(r"`(SHMVEC_\w+)`", PAGE.read_text()))
-    assert named == {variable(name) for name, option in OPTIONS.items() if option.parse}
+    assert named == {environment_variable(name) for name, option in OPTIONS.items() if option.parse}
 
 
 @pytest.mark.parametrize("name", ["workers", *deep("env_fns", "batch_size", "worker")])
@@ -118,3 +119,10 @@ def test_an_option_that_there_is_not():
         ShmVectorEnv([lambda: gym.make("CartPole-v1")], num_worker=1)
     with pytest.raises(TypeError, match="missing a required argument: 'env_fns'"):
         ShmVectorEnv(num_workers=1)
+
+
+def test_all_defaults_go_that_each_have_a_given_limit_refused(monkeypatch):
+    monkeypatch.setenv("SHMVEC_NUM_WORKERS", "0")
+    monkeypatch.setenv("SHMVEC_FAULTS", "on_crash=restart,step_timeout=2")
+    with closing(ShmVectorEnv([Counter] * 2, step_timeout=3.0)) as envs:
+        assert envs.num_workers and envs.faults == FaultPolicy()

@@ -21,7 +21,9 @@ from overlapping import (
     HANG,
     RAISE,
     AsyncCounter,
+    AsyncMeets,
     AsyncWaiter,
+    Meets,
     TalksAtItsEnd,
     UsesSignals,
     Waiter,
@@ -30,7 +32,8 @@ from tables import deep, first
 
 import shmvec
 from shmvec import EnvTimeoutError, FaultPolicy, Pipeline, ShmVectorEnv, WorkerCrashError
-from shmvec._processes.overlap import Executor, copies_of
+from shmvec._autoreset import Autoreset
+from shmvec._processes.overlap import OverlappingExecutor
 
 KINDS = pytest.mark.parametrize("kind", ["threads", "coroutines"])
 OF = {Counter: AsyncCounter, Waiter: AsyncWaiter}
@@ -158,6 +161,83 @@ def test_resets_while_others_step(kind, tmp_path):
         assert sorted(envs.recv(min_envs=2)[4]["env_id"].tolist()) == [1, 3]
         file.touch()
         assert envs.recv(min_envs=2)[4]["count"].tolist() == [1, 1]
+
+
+# ---- built and closed at once --------------------------------------------------------------------
+
+
+MAKERS = {"threads": Meets.made, "coroutines": AsyncMeets.awaited}
+
+
+def built(kind, arguments, overlap=16, **options):
+    """A vector env, in one worker, of envs with these arguments."""
+    fns = [partial(MAKERS[kind], *each) for each in arguments]
+    overlap = None if kind == "coroutines" and overlap == 16 else overlap
+    return ShmVectorEnv(fns, num_workers=1, context="fork", overlap=overlap, **options)
+
+
+@KINDS
+def test_envs_are_built_and_closed_at_once(kind):
+    envs = built(kind, [()] * 9)
+    assert len(envs.reset(seed=0)[0]) == 9
+    envs.close(timeout=2 * DEADLINE)  # each waits for another one
+
+
+@pytest.mark.deep
+@KINDS
+def test_no_more_are_built_at_once_than_may_be_busy(kind):
+    with closing(built(kind, [()] * 9, overlap=2)) as envs:
+        assert envs.call("together_at_most") == (2,) * 9
+        envs.close(terminate=True)  # which would wait for pairs
+
+
+@KINDS
+def test_the_first_that_could_not_be_built_is_reported_and_the_others_are_closed(kind, tmp_path):
+    file = str(tmp_path / "closed")
+    builds = ["well", "well", "well", "late", "well", "soon", "well"]
+    with pytest.raises(LookupError, match="late") as caught:
+        built(kind, [(file, each) for each in builds])
+    assert "env 3" in str(caught.value.__cause__) + "".join(caught.value.__notes__)
+    assert (tmp_path / "closed").read_text().split() == ["closed"] * 5
+
+
+@pytest.mark.deep
+@KINDS
+def test_a_failure_is_reported_though_another_env_hangs_as_it_is_built(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("shmvec._processes.host.BUILD_TIMEOUT_S", 2.0)
+    file = str(tmp_path / "closed")
+    with pytest.raises(LookupError, match="soon"):
+        built(kind, [(file, each) for each in ("well", "hang", "soon", "well", "well")])
+    assert (tmp_path / "closed").read_text().split() == ["closed"] * 3
+
+
+@pytest.mark.deep
+@KINDS
+def test_what_closing_raises_names_its_env(kind, tmp_path):
+    file = str(tmp_path / "closed")
+    envs = built(
+        kind, [(file, "well", each) for each in ("well", "well", "raise", "raise", "well")]
+    )
+    with pytest.raises(LookupError, match="as it was closed") as caught:
+        envs.close()
+    notes = str(caught.value.__cause__) + "".join(caught.value.__notes__)
+    assert "env 2" in notes and "env 3" in notes
+    assert (tmp_path / "closed").read_text().split() == ["closed"] * 3
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", ["threads", "coroutines"])
+def test_copies_are_built_at_once(kind):
+    with closing(built(kind, [()] * 3, spare_envs=2)) as envs:
+        envs.reset(seed=0)
+        assert envs.call("together_at_most")[0] > 1
+        envs.close(terminate=True)
+
+
+@pytest.mark.deep
+def test_a_coroutine_in_place_of_an_env():
+    with pytest.raises(TypeError, match=r"env_fns\[0\]\(\) returned a coroutine.* not a lambda"):
+        ShmVectorEnv([lambda: AsyncMeets.awaited()] * 2, num_workers=1)
 
 
 # ---- what goes wrong ----------------------------------------------------------------------------
@@ -375,7 +455,7 @@ def test_an_env_that_uses_signals_is_told_so():
     [
         ({"overlap": 2, "num_workers": 0}, ValueError, "num_workers=0 has none"),
         *deep(
-            ({"overlap": 2, "caller_steps": True}, ValueError, "caller_steps=True"),
+            ({"overlap": 2, "caller_steps": True, "num_workers": 2}, ValueError, "caller_steps"),
             ({"overlap": 0}, ValueError, 'overlap must be .*; or "auto"'),
             ({"overlap": "all"}, TypeError, 'overlap must be .*; or "auto"'),
             ({"overlap": 2, "worker": lambda *a: None}, (ValueError, TypeError), "worker"),
@@ -390,8 +470,11 @@ def test_what_is_refused(options, error, message):
 @pytest.mark.deep
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"caller_steps": True, "num_workers": 2}])
 def test_coroutines_need_worker_processes(options):
-    with pytest.raises(TypeError, match="AsyncCounter whose step or reset is a coroutine"):
+    needs = "it needs a worker process"
+    with pytest.raises(TypeError, match=f"AsyncCounter whose step or reset is a .*: {needs}"):
         ShmVectorEnv([AsyncCounter] * 4, **options)
+    with pytest.raises(TypeError, match=f"returned a coroutine, not an env: {needs}"):
+        ShmVectorEnv([AsyncMeets.awaited] * 4, **options)
 
 
 # ---- what is known of it ------------------------------------------------------------------------
@@ -440,27 +523,31 @@ def test_auto_learns_from_what_envs_leave_of_a_core(monkeypatch):
     monkeypatch.setattr("shmvec._processes.overlap.process_time_ns", lambda: clocks["used"])
     running = []
 
-    class Noted(Executor):
+    class Noted(OverlappingExecutor):
         def launch(self, work):
             running.append(work)
 
     class Loop:
-        def finish(self, i, outcome):
+        def __init__(self, **arguments):
             pass
 
-        def execute_by(self, executor):
+        def finish_env(self, i, outcome):
             pass
 
-        def begin(self, i, doing, since):
+        def set_executor(self, executor):
             pass
 
-        def end(self, i):
+        def begin_env(self, i, doing, since):
             pass
 
+        def end_env(self, i):
+            pass
+
+    monkeypatch.setattr("shmvec._processes.overlap.OverlappedLoop", Loop)
     envs = [Counter() for _ in range(16)]
     for share, most in ((1.0, 1), (0.1, 16)):
-        executor = Noted(None, 16)
-        executor.attach(Loop(), 0, False, copies_of(envs, envs, 1))
+        executor = Noted("auto")
+        executor.make_loop(envs, envs, first_env=0, autoreset=Autoreset(False, True))
         seen = 0
         for _ in range(8):
             for i in range(16):
@@ -469,5 +556,5 @@ def test_auto_learns_from_what_envs_leave_of_a_core(monkeypatch):
                 seen = max(seen, len(running))
                 clocks["now"] += 1000
                 clocks["used"] += int(1000 * share)
-                executor.ended(running.pop(0), (None, None, (0, 0)))
+                executor.finish_work(running.pop(0), (None, None, (0, 0)))
         assert seen == most

@@ -63,7 +63,8 @@ def test_sdist_and_wheel(checkout, tmp_path):
     needed = {str(path.relative_to(checkout)) for path in sources.difference(generated)}
     assert len(needed) > 150 and needed <= names, needed - names
     assert {"LICENSE", "src/shmvec/py.typed", "tests/conftest.py"} <= names
-    assert {"SECURITY.md", "CITATION.cff", ".github/workflows/wheels.yml"} <= names
+    assert {"AGENTS.md", "SECURITY.md", "CITATION.cff", ".github/workflows/wheels.yml"} <= names
+    assert {".pre-commit-config.yaml", ".github/ISSUE_TEMPLATE/bug.yml"} <= names
     assert not [name for name in names if name.endswith(".so")]
     assert not [name for name in names if re.match(r"src/.*\.c$", name)], "generated C"
 
@@ -87,7 +88,7 @@ def test_sdist_and_wheel(checkout, tmp_path):
     assert {"shmvec/py.typed", "shmvec/__init__.py"} <= names
     modules = [path.stem for path in (ROOT / "src/shmvec").glob("_*/*.pyx")]
     built = [Path(name).name.split(".")[0] for name in names if name.endswith(".so")]
-    assert sorted(built) == sorted(modules)
+    assert sorted(built) == sorted([*modules, "cyutility"])
     endings = {"".join(Path(name).suffixes[-1:]) for name in names if name.startswith("shmvec/")}
     assert endings == {".py", ".so", ".typed"}, "sources are in the sdist"
     assert not [name for name in names if not name.startswith(("shmvec/", "shmvec-"))]
@@ -100,9 +101,55 @@ def test_sdist_and_wheel(checkout, tmp_path):
     assert run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=site) == "(3, 4)\n"
 
 
-@pytest.mark.parametrize(
-    "elsewhere", ["sys.platform = 'darwin'", "sys.platform = 'win32'", "sys.maxsize = 2**31 - 1"]
-)
+def test_the_wheel_for_macos_and_windows(checkout, tmp_path):
+    """It has no extension, pip on Linux refuses it, and where it may be it works."""
+    pytest.importorskip("build")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path)]
+    run(*build, cwd=checkout, SHMVEC_PURE="1")
+    (wheel,) = tmp_path.glob("*.whl")
+    _, _, python, abi, platforms = wheel.stem.split("-")
+    assert (python, abi) == ("py3", "none")
+    assert {platform.split("_")[0] for platform in platforms.split(".")} == {"macosx", "win"}
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata,) = (name for name in names if name.endswith("/WHEEL"))
+        tags = re.findall(r"^Tag: (.+)$", archive.read(metadata).decode(), re.M)
+    assert sorted(tags) == sorted(f"py3-none-{platform}" for platform in platforms.split("."))
+    modules = {path.relative_to(ROOT / "src") for path in (ROOT / "src").rglob("*.py")}
+    inside = {Path(name) for name in names if name.startswith("shmvec/")}
+    assert inside == modules | {Path("shmvec/py.typed")}
+
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    on_linux = subprocess.run(
+        [*pip, "--target", str(tmp_path / "linux")], capture_output=True, text=True, timeout=250
+    )
+    assert on_linux.returncode != 0 and "not a supported wheel on this platform" in on_linux.stderr
+    site = tmp_path / "site"
+    for platform in platforms.split("."):
+        only = ["--platform", platform, "--only-binary", ":all:"]
+        run(*pip, "--target", str(site), "--upgrade", *only, cwd=tmp_path)
+    program = (
+        "import shmvec; assert 'site' in shmvec.__file__\n"
+        "if __name__ == '__main__':\n"
+        "    envs = shmvec.make_vec('CartPole-v1', 3)\n"
+        "    print(shmvec.is_native, envs.reset(seed=1)[0].shape); envs.close()"
+    )
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    pure = {"PYTHONPATH": str(site), "SHMVEC_PURE": "1"}
+    assert run(sys.executable, str(script), cwd=tmp_path, **pure) == "False (3, 4)\n"
+    pure["SHMVEC_PURE"] = "0"  # a missing extension is an error on Linux
+    native = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, **pure},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert native.returncode == 1 and "ImportError: shmvec's compiled core is" in native.stderr
+
+
+@pytest.mark.parametrize("elsewhere", ["sys.platform = 'freebsd14'", "sys.maxsize = 2**31 - 1"])
 def test_where_it_does_not_run_the_build_says_what_to_use(elsewhere):
     imports = "import runpy, sys, Cython.Build, setuptools.command.build_ext"
     program = f"{imports}; {elsewhere}; runpy.run_path('setup.py')"
@@ -155,7 +202,12 @@ def test_actions_are_pinned_and_have_few_rights():
 def test_version_is_the_same_everywhere():
     import shmvec
 
-    assert f"\nversion: {shmvec.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    cited = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {shmvec.__version__}\n" in cited
+    readme = (ROOT / "README.md").read_text()
+    assert f"version = {{{shmvec.__version__}}}" in readme
+    for word in re.findall(r'^title: "(.+)"|^date-released: "(\d+)', cited, re.M):
+        assert f"{{{''.join(word)}}}" in readme
     released = re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert released and released.group(1) == shmvec.__version__
     pyproject = (ROOT / "pyproject.toml").read_text()
@@ -170,6 +222,68 @@ def test_wheels_are_tested_by_what_is_there():
     for word in " ".join(commands).split():
         assert not word.startswith("tests/") or (ROOT / word).exists(), word
     pythons = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', pyproject)
+    assert f'\nrequires-python = ">=3.{pythons[0]}"\n' in pyproject
     for minor in pythons:
         assert f"cp3{minor}-*" in pyproject
         assert f'"3.{minor}"' in (ROOT / ".github/workflows/ci.yml").read_text()
+
+
+def loaded(name):
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def test_issue_forms_ask_for_what_the_page_names():
+    """GitHub shows a form that is wrong as none."""
+    fields = {}
+    for path in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").iterdir()):
+        form = loaded(path)
+        assert all(form[key] for key in ("name", "description", "labels"))
+        named = [field for field in form["body"] if field["type"] != "markdown"]
+        labels = [field["attributes"]["label"] for field in named]
+        ids = [field["id"] for field in named]
+        assert len(set(ids)) == len(set(labels)) == len(named) >= 4
+        fields[path.stem] = dict(zip(ids, named, strict=True))
+    assert fields.keys() == {"bug", "feature"}
+    page = (ROOT / "docs" / "report-a-bug.md").read_text()
+    commands = set(re.findall(r"`(python -m shmvec (\w+).*?)`", page))
+    assert {name for _, name in commands} == {"check", "doctor", "stacks"}
+    for command, name in commands:
+        field = fields["bug"][name]
+        assert f"`{command}`" in field["attributes"]["label"]
+        assert field.get("validations", {}).get("required", name == "stacks")
+    switches = [option["label"] for option in fields["bug"]["switches"]["attributes"]["options"]]
+    assert switches[:-1] == re.findall(r"^\| (`.+?`) \|", page, re.M)
+
+
+def test_the_other_files_of_the_repository_are_what_they_should_be():
+    updates = loaded(".github/dependabot.yml")["updates"]
+    assert [each["package-ecosystem"] for each in updates] == ["github-actions"]
+    lint = loaded(".github/workflows/ci.yml")["jobs"]["lint"]["steps"]
+    commands = [step["run"] for step in lint if step.get("run", "").startswith(".venv/")]
+    (local,) = loaded(".pre-commit-config.yaml")["repos"]
+    assert [hook["entry"] for hook in local["hooks"]] == commands
+    for text in re.findall(r"`(.+?)`", (ROOT / ".github/pull_request_template.md").read_text()):
+        for word in text.split():
+            assert "/" not in word and not word.endswith(".md") or (ROOT / word).exists(), word
+
+
+def test_agents_md_names_what_is_there():
+    """Its commands are the README's and CONTRIBUTING's, and its paths exist."""
+    text = (ROOT / "AGENTS.md").read_text()
+    assert len(text.splitlines()) <= 40
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
+    commands = [line.split("  #")[0].strip() for line in "".join(blocks).splitlines()]
+    others = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    for command in commands:
+        if "tests/" not in command and "guard" not in command:
+            assert command in others, command
+    words = [
+        word for each in [*commands, *re.findall(r"`([^`\n]+)`", text)] for word in each.split()
+    ]
+    package = [ROOT, ROOT / "src" / "shmvec"]
+    paths = [word for word in words if re.fullmatch(r"[\w/.-]+(/|\.\w{2,})", word)]
+    paths = [path for path in paths if not path.startswith((".venv", "."))]
+    assert len(paths) > 15
+    for path in paths:
+        assert any((folder / path).exists() for folder in package), path

@@ -18,7 +18,7 @@ from test_top import HERE, resize, stepped, terminal
 from test_verdicts import CASES, env, made
 
 from shmvec.__main__ import main
-from shmvec._commands.attaching import Look
+from shmvec._commands.attaching import Snapshot
 from shmvec._commands.picture import Picture
 from shmvec.stats import Doing, FaultCounts, Process
 
@@ -58,7 +58,7 @@ def look(stats=None, command=HOSTILE, number=1):
             faults=FaultCounts(1, 2, 0, 3, 4, 0.5),
         )
     seen = SimpleNamespace(command=command, pid=4710)
-    return Look(seen, (4710, number), stats, stats, 1.0)
+    return Snapshot(seen, (4710, number), stats, stats, 1.0)
 
 
 def shown(lines):
@@ -202,6 +202,7 @@ def test_it_follows_the_size_of_the_terminal():
             assert len(lines) == rows and max(map(len, lines)) <= columns
             assert lines[0].startswith("process ") and (" now" in "\n".join(lines)) == (rows > 6)
         top.send_signal(signal.SIGINT)
+        until()
         assert top.wait(60) == 0
         assert "????" not in text
 

@@ -24,7 +24,7 @@ from test_rollout import at
 
 from shmvec import FaultPolicy, Pipeline, ShmVectorEnv, evaluate
 from shmvec.exchange import AutoresetMode
-from shmvec.pipeline import Faster, Tensors, grouped
+from shmvec.pipeline import GroupingTuner, Tensors, form_groups
 
 MODES = MODES_OF_SYNC[:2]  # those in which envs are reset
 
@@ -229,73 +229,73 @@ def test_groups_have_their_shares_of_each_worker():
     ]:
         ends = np.cumsum(owned).tolist()
         ranges = [range(end - size, end) for size, end in zip(owned, ends, strict=True)]
-        assert [group.tolist() for group in grouped(ranges, count)] == expected, owned
+        assert [group.tolist() for group in form_groups(ranges, count)] == expected, owned
 
 
-def went(faster, groups_take, steps, length=100, policy=0.5):
+def went(tuner, groups_take, steps, length=100, policy=0.5):
     """How many steps were made in groups, where lockstep takes 1 and these so much."""
     made = dict.fromkeys((False, True), 0)
     left = 0
     while sum(made.values()) < steps:
         left = left or length
-        in_groups, count = faster.choose(length, left)
+        in_groups, count = tuner.choose(length, left)
         assert 0 < count <= left
         left -= count
         made[in_groups] += count
-        faster.took(in_groups, count, groups_take if in_groups else 1.0, policy)
+        tuner.record(in_groups, count, groups_take if in_groups else 1.0, policy)
     return made[True]
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("length", [1, 8, 100, 128])
 def test_groups_must_be_clearly_faster(length):
-    assert went(Faster(), 0.95, 20_000, length) < 1_200
-    assert went(Faster(), 0.6, 20_000, length) > 19_000
-    faster = Faster()
-    assert went(faster, 3.0, 300, length) < 150
+    assert went(GroupingTuner(), 0.95, 20_000, length) < 1_200
+    assert went(GroupingTuner(), 0.6, 20_000, length) > 19_000
+    tuner = GroupingTuner()
+    assert went(tuner, 3.0, 300, length) < 150
     for _ in range(2):
-        assert 0 < went(faster, 3.0, 20_000, length) * 2 < 200  # a hundredth of the time
-        went(faster, 0.6, 6_000, length)
-        assert faster.grouped
-        went(faster, 3.0, 6_000, length)
-        assert not faster.grouped
+        assert 0 < went(tuner, 3.0, 20_000, length) * 2 < 200  # a hundredth of the time
+        went(tuner, 0.6, 6_000, length)
+        assert tuner.in_groups
+        went(tuner, 3.0, 6_000, length)
+        assert not tuner.in_groups
 
 
 @pytest.mark.deep
 def test_a_disturbance_does_not_decide():
-    faster = Faster()
-    went(faster, 1.2, 200)
-    faster.took(False, 4_000, 1.0, 0.5)
-    assert faster.choose(100, 100)[0]
-    faster.took(True, 16, 0.1, 0.1)
-    assert not faster.grouped
-    assert went(faster, 1.2, 400) < 40
+    tuner = GroupingTuner()
+    went(tuner, 1.2, 200)
+    tuner.record(False, 4_000, 1.0, 0.5)
+    assert tuner.choose(100, 100)[0]
+    tuner.record(True, 16, 0.1, 0.1)
+    assert not tuner.in_groups
+    assert went(tuner, 1.2, 400) < 40
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("policy", [0.05, 0.95])
 def test_groups_are_not_tried_where_they_could_save_little(policy):
-    faster = Faster()
-    assert went(faster, 0.5, 5_000, policy=policy) == 0
-    assert went(faster, 0.5, 5_000, policy=0.2) > 4_000
+    tuner = GroupingTuner()
+    assert went(tuner, 0.5, 5_000, policy=policy) == 0
+    assert went(tuner, 0.5, 5_000, policy=0.2) > 4_000
 
 
 @pytest.mark.deep
 def test_what_is_clear_is_decided_soon():
-    assert went(Faster(), 2.0, 400) == 3 * 15  # of 7 slices of a rollout of 100
+    assert went(GroupingTuner(), 2.0, 400) == 3 * 15  # of 7 slices of a rollout of 100
 
 
-class TakesTurns(Faster):
+class TakesTurns(GroupingTuner):
     """Finds lockstep and groups equally fast, however long they take."""
 
-    def took(self, grouped, steps, seconds, policy):
-        super().took(grouped, steps, 1.0, 0.5)
+    def record(self, in_groups, steps, seconds, policy):
+        super().record(in_groups, steps, 1.0, 0.5)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("kind, workers, mode", paired([Story, Nested], [1, 3, 3, 1], MODES))
 def test_lockstep_and_groups_take_turns_in_a_rollout(kind, mode, workers, monkeypatch):
-    monkeypatch.setattr("shmvec.pipeline.Faster", TakesTurns)
+    monkeypatch.setattr("shmvec.pipeline.GroupingTuner", TakesTurns)
     fns = [lambda i=i: kind(i, 0, length=2 + i % 3) for i in range(4)]
     lengths = [40, 7, 100]
     expected = lockstep(fns, mode, 3, lengths)

@@ -161,15 +161,14 @@ def test_a_resumed_run_has_the_results_of_an_uninterrupted_one(tmp_path):
     whole, resumed = tmp_path / "whole.pickle", tmp_path / "resumed.pickle"
     expected = run("checkpoint.py", "--file", whole).splitlines()
     assert len(expected) == 10
-    program = begin("checkpoint.py", "--file", resumed)
-    for line in program.stdout:
-        if line.startswith("step 300:"):
-            break
-    program.kill()
-    program.communicate()
-    first = pickle.loads(resumed.read_bytes())[0] // 100
-    assert 3 <= first < 10
-    assert run("checkpoint.py", "--file", resumed).splitlines() == expected[first:]
+    crash = f"""if True:
+        import builtins, os, runpy, sys
+        builtins.print = lambda text, **_: text.startswith("step 300:") and os.kill(os.getpid(), 9)
+        sys.argv = ["checkpoint.py", "--file", {str(resumed)!r}]
+        runpy.run_path({str(RECIPES / "checkpoint.py")!r}, run_name="__main__")
+    """
+    assert subprocess.run([sys.executable, "-c", crash]).returncode == -9
+    assert run("checkpoint.py", "--file", resumed).splitlines() == expected[3:]
     (*_, ours, _), (*_, theirs, _) = (pickle.loads(file.read_bytes()) for file in (resumed, whole))
     assert (ours == theirs).all()  # observations
 
@@ -210,6 +209,33 @@ def test_snapshots_hold_all_that_an_env_needs(make, needs):
             envs.call_some([env], "restore", snapshot)
         for action, results in zip(actions[40:], expected, strict=True):
             assert same(envs.step(action)[:4], results)
+
+
+def test_a_curriculum_gets_harder_and_is_mastered():
+    difficulties, lengths = np.reshape(numbers(run("curriculum.py")), (-1, 2)).T
+    assert (np.diff(difficulties) >= 0).all() and (difficulties[0], difficulties[-1]) == (0.05, 0.2)
+    assert lengths[0] < 30 and lengths[-1] > 70
+
+
+def test_replayed_levels_are_those_that_score_high():
+    first, later = np.reshape(numbers(run("level_replay.py")), (2, 2))
+    assert first[0] == 50 and later[0] > 500
+    assert later[1] < 0.7 * first[1]  # the pole falls earlier in these
+
+
+def test_each_level_is_played_as_its_seed_says():
+    recipe = runpy.run_path(str(RECIPES / "level_replay.py"))
+    options = {"wrappers": [recipe["Levels"]], "max_episode_steps": 50}
+    with shmvec.make_vec("CartPole-v1", 4, autoreset_mode="SameStep", **options) as envs:
+        played = recipe["play"](envs, lambda seen: (seen[:, 2] > 0).astype(int), 500, num_levels=9)
+    with shmvec.make_vec("CartPole-v1", 9, num_workers=0, **options) as envs:
+        observations, _ = envs.reset(seed=list(range(9)))
+        ages, over = np.zeros(9, int), np.zeros(9, bool)
+        while not over.all():
+            ages += ~over
+            observations, _, *ends, _ = envs.step((observations[:, 2] > 0).astype(int))
+            over |= ends[0] | ends[1]
+    assert len(played) > 40 and all(ages[level] == length for level, length in played)
 
 
 @pytest.mark.parametrize("options", [[], ["--optuna"]], ids=["random", "optuna"])

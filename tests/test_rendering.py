@@ -87,8 +87,8 @@ def test_what_is_no_frame_is_named():
         ([[]], r"env 0 returned \[\]"),
         ([np.zeros(3)], r"env 0 has shape \(3,\)"),
         ([frame(1, channels=2)], "1, 3 or 4 channels"),
-        ([np.zeros((0, 3, 3))], "holds no numbers"),
-        ([np.full((2, 2), "a")], "holds no numbers"),
+        ([np.zeros((0, 3, 3))], "has no numbers"),
+        ([np.full((2, 2), "a")], "has no numbers"),
     ]:
         with row(message), pytest.raises(ValueError, match=message):
             tile_images(frames)

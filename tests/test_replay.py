@@ -1471,7 +1471,7 @@ def test_other_vector_envs_and_closed_ones():
     with closing(reference), pytest.raises(TypeError, match="ShmVectorEnv"):
         Replay(reference, 100)
     envs = ShmVectorEnv(numbered(2), num_workers=1)
-    with pytest.raises(TypeError, match="wrap the envs"):  # it would record what is below
+    with pytest.raises(TypeError, match="wrap the single envs"):  # it would record what is below
         Replay(gym.wrappers.vector.TransformReward(envs, lambda reward: reward / 16), 100)
     replay, reference, caller = watched(envs, 100, seed=0)
     caller.reset(seed=0)

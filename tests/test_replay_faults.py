@@ -106,7 +106,7 @@ def test_a_folder_is_saved_while_another_thread_steps(tmp_path):
         replay = shmvec.Replay(envs, 8000, seed=0)
         envs.reset(seed=0)
         walk(envs, 4100)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 200
         overwritten = 0
         while overwritten < 200:  # else it was sooner than the steps
             assert time.monotonic() < until
@@ -135,7 +135,7 @@ def test_a_fork_cannot_draw_and_does_not_hang():
             replay.sample(300)  # and the next batch is begun
             child = os.fork()
             if child == 0:
-                signal.alarm(10)
+                signal.alarm(100)
                 try:
                     replay.sample(300)
                 except RuntimeError:
@@ -172,9 +172,9 @@ def test_two_replays_do_not_write_to_one_folder(tmp_path):
         walk(envs, 20)
         with pytest.raises(FileExistsError, match="holds a replay"):
             shmvec.Replay(others, 400, on_disk=tmp_path)
-        with pytest.raises(OSError, match="another replay writes there"):
+        with pytest.raises(OSError, match="another replay writes this file"):
             shmvec.Replay.load(tmp_path, others, on_disk=tmp_path)
-        with pytest.raises(OSError, match="another replay writes there"):
+        with pytest.raises(OSError, match="another replay writes this file"):
             shmvec.Replay.load(tmp_path, others)
         assert wrong(replay.sample(100)) == 0
         replay.close()
@@ -203,7 +203,10 @@ def test_a_replay_that_is_dropped_leaves_no_descriptor():
             with of_two() as envs:
                 shmvec.Replay(envs, 400)
             del envs
-        assert len(os.listdir("/proc/self/fd")) <= before + 2  # of what is started once
+        until = time.monotonic() + 60  # the thread that copies stderr closes its own
+        while len(os.listdir("/proc/self/fd")) > before + 2:  # of what is started once
+            assert time.monotonic() < until
+            time.sleep(0.01)
     finally:
         gc.enable()
 

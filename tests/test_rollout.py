@@ -405,7 +405,7 @@ def test_memory_that_cannot_be_page_locked(monkeypatch):
         envs.reset()
         for torch, message in [
             (None, "not installed"),
-            (fake_torch(False)[0], "finds none here"),
+            (fake_torch(False)[0], "does not find here"),
             (fake_torch(True, 2)[0], "could not page-lock .* error 2"),
         ]:
             monkeypatch.setitem(sys.modules, "torch", torch)

@@ -174,14 +174,18 @@ def test_a_reset_that_hangs_ahead_is_over_its_limit_when_it_is_waited_for(kind):
 
 
 @pytest.mark.deep
-def test_a_coroutine_that_hangs_ahead_is_cancelled():
+@pytest.mark.parametrize("kind, keeps_its_worker", [(AsyncNoted, True), (Noted, False)])
+def test_a_coroutine_that_hangs_ahead_is_cancelled_and_a_thread_costs_its_worker(
+    kind, keeps_its_worker
+):
     faults = FaultPolicy(on_timeout="reset", reset_timeout=1.0, max_restarts=100)
-    with closing(made(AsyncNoted, 2, 1, hangs=2, num_workers=1, faults=faults)) as envs:
+    with closing(made(kind, 2, 1, hangs=2, num_workers=1, faults=faults)) as envs:
         envs.reset(seed=0)
         process = envs.processes[0]
         for _ in range(8):
             envs.step([0, 0])
-        assert envs.stats().faults.timeouts > 0 and envs.processes[0] is process
+        assert envs.stats().faults.timeouts > 0
+        assert (envs.processes[0] is process) == keeps_its_worker
 
 
 class Lingers(AsyncNoted):
@@ -246,7 +250,7 @@ class SecondHangs(Noted):
 @pytest.mark.deep
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_copy_that_does_not_come_back_is_not_closed(num_workers, monkeypatch):
-    monkeypatch.setattr("shmvec._processes.overlap.PATIENCE_S", 0.3)
+    monkeypatch.setattr("shmvec._processes.spare_envs.CLOSE_TIMEOUT_S", 0.3)
     envs = ShmVectorEnv([SecondHangs] * 2, spare_envs=1, num_workers=num_workers, context="fork")
     envs.reset(seed=0)
     with pytest.raises(TimeoutError, match="not closed"):
@@ -271,9 +275,10 @@ def test_options_without_a_seed_are_given_one(kind):
     for _ in range(2):
         with closing(made(kind, 2, 1, num_workers=1)) as envs:
             envs.reset(seed=4)
-            found.append(envs.reset(options={"a": 1}))
+            observations, infos = envs.reset(options={"a": 1})
+            found.append(observations)
+            assert infos["seed"].tolist() == [derived_seed(4, 0, 1), derived_seed(5, 0, 1)]
     assert same(found[0], found[1])
-    assert found[0][1]["seed"].tolist() == [derived_seed(4, 0, 1), derived_seed(5, 0, 1)]
 
 
 @pytest.mark.deep
@@ -284,17 +289,10 @@ def test_options_of_any_type(kind):
         assert envs.get_attr("received")[1][-1].tolist() == [0, 1, 2]
 
 
-class SlowThread(Noted):
-    def reset(self, *, seed=None, options=None):
-        time.sleep(0.8)
-        return super().reset(seed=seed, options=options)
-
-
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", [Slow, SlowThread])
-def test_no_two_resets_count_as_one(kind):
+def test_no_two_resets_of_a_coroutine_count_as_one():
     with closing(
-        ShmVectorEnv([partial(kind, 1)], spare_envs=2, num_workers=1, reset_timeout=1.5)
+        ShmVectorEnv([partial(Slow, 1)], spare_envs=2, num_workers=1, reset_timeout=1.5)
     ) as envs:
         envs.reset()
         envs.reset(seed=5)
@@ -325,14 +323,18 @@ def test_no_env_is_closed_in_its_reset():
     envs.close()
 
 
-class ClosesSlowly(SlowThread):
+class ClosesSlowly(Noted):
+    def reset(self, *, seed=None, options=None):
+        time.sleep(0.8)
+        return super().reset(seed=seed, options=options)
+
     def close(self):
         time.sleep(2.2)
 
 
 @pytest.mark.deep
 def test_a_copy_that_is_being_closed_is_waited_for(monkeypatch):
-    monkeypatch.setattr("shmvec._processes.overlap.PATIENCE_S", 2.0)
+    monkeypatch.setattr("shmvec._processes.spare_envs.CLOSE_TIMEOUT_S", 2.0)
     envs = ShmVectorEnv([ClosesSlowly] * 2, spare_envs=1, num_workers=1, context="fork")
     envs.reset(seed=0)
     envs.close()

@@ -585,22 +585,6 @@ def test_preloaded_modules_are_imported_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.deep
-def test_a_module_that_is_edited_while_a_fork_server_imports(tmp_path, monkeypatch):
-    (tmp_path / "edited.py").write_text("version = 1\n")
-    (tmp_path / "edits.py").write_text(
-        "import pathlib\n"
-        "edited = pathlib.Path(__file__).with_name('edited.py')\n"
-        "if '2' not in edited.read_text():\n"
-        "    edited.write_text('version = 1 + 1  # 2\\n')\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    made = [lambda: Versioned(9)] * 2
-    preload = ["edited", "edits"]
-    with closing(ShmVectorEnv(made, context="forkserver", preload=preload)) as envs:
-        assert envs.call("version", "edited") == (2, 2)
-
-
-@pytest.mark.deep
 def test_a_module_that_is_another_one_since_the_path_has_changed(tmp_path, monkeypatch):
     for number in (1, 2):
         folder = tmp_path / str(number)
@@ -635,33 +619,10 @@ def test_a_fork_server_keeps_what_it_has_imported(tmp_path, monkeypatch):
     loaded_by()  # the first worker reports the module
     (server, other), pids = loaded_by()
     assert server == other and server not in (*pids, os.getpid())
-    # By a server that has more than is needed.
-    assert loaded_by(preload=["its_module"])[0] == (server, server)
     # What an env imports is to see the variables of its worker.
     by, pids = loaded_by(worker_environ={"MINE": "x"})
     assert by == pids
     assert "its_module" not in sys.modules
-
-
-@pytest.mark.deep
-def test_a_module_that_starts_threads_is_left_to_the_workers(tmp_path, monkeypatch):
-    (tmp_path / "starts_threads.py").write_text(
-        "import os, threading\n"
-        "loaded_by = os.getpid()\n"
-        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
-    (tmp_path / "starts_none.py").write_text("import os\nloaded_by = os.getpid()\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    class Loading(Counter):
-        def loaded_by(self, name):
-            return __import__(name).loaded_by, os.getpid()
-
-    modules = ["starts_threads", "starts_none"]
-    made = [lambda: Loading(9)] * 2
-    with closing(ShmVectorEnv(made, num_workers=2, context="forkserver", preload=modules)) as envs:
-        assert all(by == pid for by, pid in envs.call("loaded_by", "starts_threads"))
-        assert all(by != pid for by, pid in envs.call("loaded_by", "starts_none"))
 
 
 @pytest.mark.deep

@@ -46,8 +46,8 @@ from tables import deep, row
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, SuiteEvaluation, Task, evaluate
 from shmvec._processes.supervisor import Supervisor
-from shmvec.evaluation.memory import Budget, Resident, parsed_bytes
-from shmvec.evaluation.record import plain
+from shmvec.evaluation.memory import Budget, MemoryMeter, parse_bytes
+from shmvec.evaluation.record import to_plain
 from shmvec.evaluation.tasks import identity_of
 
 
@@ -303,7 +303,7 @@ def test_what_is_refused_leaves_a_record_as_it_was(tmp_path):
     assert file.read_bytes() == content
     os.mkfifo(tmp_path / "pipe")
     for other in ("/dev/full", "/dev/null", tmp_path, tmp_path / "pipe"):
-        with pytest.raises(ValueError, match="is no file"):
+        with pytest.raises(ValueError, match="is not a file"):
             evaluate({"a": Walk}, act, 2, seeds=1, record=other)
 
 
@@ -336,13 +336,14 @@ import shmvec, time
 
 def slow(observations, env_ids):
     time.sleep(0.002)
+    with open({record!r}) as record:
+        if len(record.readlines()) > {lines} + 4:
+            time.sleep(1000)  # it is not to end before it is killed
     return act(observations, env_ids)
 
 if __name__ == "__main__":
     suite = {{"a": Walk, "b": lengthened(9), "c": Wide}}
-    print("begun", flush=True)
     shmvec.evaluate(suite, slow, 20, seeds=5, record={record!r}, max_envs=3)
-    print("done", flush=True)
 """
 
 
@@ -353,20 +354,16 @@ def test_killed_at_any_moment_it_is_resumed_to_the_same_numbers(tmp_path, number
     whole = evaluate(suite, act, 20, seeds=5, max_envs=2)
     record = tmp_path / "run.jsonl"
     script = tmp_path / "killed.py"
-    script.write_text(
-        textwrap.dedent(KILLED).format(tests=str(Path(__file__).parent), record=str(record))
-    )
     for lines in (3, 40):  # killed as soon as the record has so many
-        program = subprocess.Popen(
-            [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 60
+        paths = {"tests": str(Path(__file__).parent), "record": str(record)}
+        script.write_text(textwrap.dedent(KILLED).format(**paths, lines=lines))
+        program = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 200
         while not record.exists() or record.read_bytes().count(b"\n") < lines:
             assert program.poll() is None and time.monotonic() < deadline
             time.sleep(0.001)
         program.send_signal(number)
-        assert program.wait(30) != 0
-        program.stdout.close()
+        assert program.wait(250) != 0
     assert record.read_bytes().count(b"\n") < 64
     again = evaluate(suite, act, 20, seeds=5, record=record)
     assert same(whole, again)
@@ -383,8 +380,8 @@ def test_infos_as_a_record_has_them():
         ({1, 2}, "{1, 2}"),
         (1j, "1j"),
     ]:
-        assert plain(value) == expected == json.loads(json.dumps(plain(value))), value
-        assert type(plain(value)) is type(expected), value
+        assert to_plain(value) == expected == json.loads(json.dumps(to_plain(value))), value
+        assert type(to_plain(value)) is type(expected), value
 
 
 # ---- faults --------------------------------------------------------------------------------------
@@ -457,9 +454,9 @@ def test_an_env_of_which_there_can_be_only_one_plays_all(tmp_path):
 def test_an_env_that_is_never_built():
     begin = time.monotonic()
     suite = {"bad": SlowToBuild, "good": Walk}
-    result = evaluate(suite, act, 3, seeds=0, max_envs=2, reset_timeout=1.0, retries=0)
-    assert len(result["good"]) == 3 and "longer than reset_timeout=1 s" in result.failures["bad"]
-    assert time.monotonic() < begin + 60
+    result = evaluate(suite, act, 3, seeds=0, max_envs=2, reset_timeout=4.0, retries=0)
+    assert len(result["good"]) == 3 and "longer than reset_timeout=4 s" in result.failures["bad"]
+    assert time.monotonic() < begin + 200
 
 
 @pytest.mark.deep
@@ -477,6 +474,24 @@ def test_what_the_policy_raises_ends_it(tmp_path):
 
 
 @pytest.mark.deep
+def test_what_a_signal_handler_raises_ends_it():
+    def preempt(number, frame):
+        raise RuntimeError("preempted")
+
+    def policy(observations, env_ids):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)  # it comes while the env steps
+        return act(observations, env_ids)
+
+    before = signal.signal(signal.SIGALRM, preempt)
+    try:
+        with pytest.raises(RuntimeError, match="preempted"):
+            evaluate(partial(Slow, 0.3), policy, 3, seeds=0, retries=0, max_envs=1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.deep
 def test_time_limits(tmp_path):
     record = tmp_path / "run.jsonl"
     suite = {"good": Walk, "slow": SlowToBuild}
@@ -487,23 +502,24 @@ def test_time_limits(tmp_path):
     assert result.complete  # it had them
     assert len(evaluate({"good": Walk}, act, 3, seeds=0, time_limit=1e-9)["good"]) == 0
     begin = time.monotonic()
-    result = evaluate(suite, act, 3, seeds=0, max_envs=2, time_limit=4.0)
+    result = evaluate(suite, act, 3, seeds=0, max_envs=2, time_limit=6.0)
     assert len(result["good"]) == 3 and not result.failures
-    assert time.monotonic() < begin + 20  # an env that is still being built is not waited for
+    assert time.monotonic() < begin + 100  # an env that is still being built is not waited for
 
 
 @pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_what_has_begun_before_a_time_limit_counts_whatever_happens_to_its_env(tmp_path):
     def policy(observations, env_ids):
-        time.sleep(0.02)
+        if not (tmp_path / "late").exists():  # the time is up before any episode is over
+            time.sleep(limit_s)
+            (tmp_path / "late").touch()
         return act(observations, env_ids)
 
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    suite = {"a": partial(DiesLate, marks, time.monotonic() + 1.5)}
-    result = evaluate(suite, policy, 40, seeds=0, max_envs=2, time_limit=1.0)
-    assert len(list(marks.iterdir())) == 1  # the env has died once, after the limit
+    limit_s = 2.5
+    suite = {"a": partial(DiesLate, tmp_path)}
+    result = evaluate(suite, policy, 40, seeds=0, max_envs=2, time_limit=limit_s)
+    assert (tmp_path / "died").exists()  # one of the envs, once, after the limit
     expected = [row[:4] for row in one_after_the_other(lengthened(60), range(len(result["a"])))]
     assert rows(result["a"]) == expected
     assert result["a"].repeats == 1 and 1 <= len(expected) < 40
@@ -585,10 +601,10 @@ def test_sizes():
         (7, 7),
         ("12", 12),
     ]:
-        assert parsed_bytes("memory", size) == expected, size
+        assert parse_bytes("memory", size) == expected, size
     for size in ["", "GiB", "3 apples", "-1", 0, -5, "0", float("inf")]:
         with row(size), pytest.raises(ValueError, match="memory must be"):
-            parsed_bytes("memory", size)
+            parse_bytes("memory", size)
 
 
 @pytest.mark.deep
@@ -599,7 +615,7 @@ def test_memory_of_a_process_counts_those_below():
         stdout=subprocess.PIPE,
     )
     program.stdout.readline()
-    measure = Resident()
+    measure = MemoryMeter()
     before = measure(os.getpid())
     assert abs(measure(os.getpid()) - before) < 10 << 20  # by what is cheaper to read
     mine = np.ones(1 << 17)  # one MiB
@@ -613,13 +629,13 @@ def test_a_budget_lets_one_in_until_it_has_seen_some():
     sizes = {1: 30, 2: 10}
     budget = Budget(100, sizes.get)
     assert budget.has_room("a", []) and not budget.has_room("a", [("x", "a")])
-    assert budget.look([("x", "a", 1, False)]) and not budget.has_room("a", [("x", "a")])
-    assert budget.look([("x", "a", 1, True)]) and budget.has_room("b", [("x", "a"), ("y", "b")])
+    assert budget.check([("x", "a", 1, False)]) and not budget.has_room("a", [("x", "a")])
+    assert budget.check([("x", "a", 1, True)]) and budget.has_room("b", [("x", "a"), ("y", "b")])
     assert not budget.has_room("b", [("x", "a"), ("y", "b"), ("z", "b")])
-    assert budget.look([("x", "a", 1, True), ("y", "b", 2, True)])
+    assert budget.check([("x", "a", 1, True), ("y", "b", 2, True)])
     assert budget.has_room("b", [("x", "a"), ("y", "b"), ("z", "b")])
     sizes[1] = 95
-    assert not budget.look([("x", "a", 1, True), ("y", "b", 2, True)])
+    assert not budget.check([("x", "a", 1, True), ("y", "b", 2, True)])
 
 
 # ---- order ---------------------------------------------------------------------------------------
@@ -790,9 +806,10 @@ def test_progress(capsys):
     assert sorted((each.task, each.number) for each in seen) == [
         (name, number) for name in "ab" for number in range(3)
     ]
-    left = []
-    evaluate({"a": Walk}, act, 3, seeds=1, progress=lambda episode, left_s: left.append(left_s))
-    assert len(left) == 3 and min(left[:2]) > left[2] == 0
+    told = []
+    evaluate({"a": Walk}, act, 3, seeds=1, progress=lambda *how_far: told.append(how_far[1:]))
+    over, episodes, left_s = zip(*told, strict=True)
+    assert over == (1, 2, 3) and set(episodes) == {3} and min(left_s[:2]) > left_s[2] == 0
     pytest.importorskip("tqdm")
     evaluate({"a": Walk, "b": Walk}, act, 3, seeds=1, max_envs=1, progress=True)
     bars = re.findall("6/6 .*", capsys.readouterr().err)
@@ -856,7 +873,7 @@ def test_a_suite_from_a_file_is_resumed_and_compared(tmp_path, command):
 
 
 WRONG_SUITES = [
-    ("hello", "", "is no TOML"),
+    ("hello", "", "is not TOML"),
     ("tasks = [1]", "", "has no tasks"),
     ("tasks = [['a']]", "", "has no tasks"),
     ("tasks = ['NoSuchEnv-v0']", "", "NoSuchEnv"),
@@ -874,11 +891,11 @@ WRONG_SUITES = [
     ("policy = 'x'\n" + SUITE, "", "no option 'policy'"),
     ("progress = true\n" + SUITE, "", "no option 'progress'"),
     ("episodes = '5'\n[tasks.a]\nenv = 'mine_env.py:make'", "", "episodes must be an int"),
-    (SUITE, "--memory lots", "--memory: it must be a size"),
-    (SUITE, "--gpu-memory 8GiB", "--gpu-memory: gpu_memory= is gone"),
+    (SUITE, "--memory lots", "memory must be a size"),
+    (SUITE, "--gpu-memory 8GiB", "gpu_memory= is gone"),
     ("gpu_memory = '8 GiB'\n" + SUITE, "", "gpu_memory= is gone"),
-    (SUITE, "--retries -1", "--retries: must not be negative"),
-    (SUITE, '--kwargs {"length":2}', "--kwargs are for one env"),
+    (SUITE, "--retries -1", "retries must not be negative"),
+    (SUITE, '--kwargs {"length":2}', "--kwargs is for one env"),
     (SUITE, "--compare nothing.jsonl", "nothing.jsonl"),
     (SUITE, "--record suite.toml", "not a record of an evaluation"),
 ]
@@ -907,7 +924,7 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path):
         with pytest.raises(error, match=words):
             evaluate(envs, act, 1)
     for options, error, words in (
-        (dict(num_workers=2), ValueError, "without num_workers"),
+        (dict(num_workers=2), ValueError, "cannot have num_workers"),
         (dict(faults=shmvec.FaultPolicy()), ValueError, "retries="),
         (dict(num_wokers=2), TypeError, "has no option 'num_wokers'"),
         (dict(max_envs=0), ValueError, "max_envs"),
@@ -931,7 +948,7 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path):
         with pytest.raises(error, match=words):
             evaluate({"a/b": Walk, "c": Walk, "A-b": Walk}, act, 1, record=record, **options)
         assert not record.exists()
-    with pytest.raises(ValueError, match="what makes the envs"):
+    with pytest.raises(ValueError, match="functions that make the envs"):
         with_vector(tmp_path)
     with pytest.raises(ValueError, match="reference"):
         Task(Walk, reference=(1, 1))
@@ -978,12 +995,12 @@ def test_an_env_that_is_ended_while_it_starts_leaves_nothing(monkeypatch, capfd,
     monkeypatch.setattr(Supervisor, where, slowly)
 
     def policy(observations, env_ids):
-        begun.wait(20)
+        begun.wait(100)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         evaluate({"a": Walk, "b": Walk}, policy, 2, seeds=0, max_envs=2)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while open_files() > before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert open_files() <= before

@@ -1,6 +1,5 @@
 """Workers keep to their share of the cores."""
 
-import importlib.util
 import os
 import sys
 import types
@@ -10,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 from envs import Counter
 from tables import deep
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from shmvec import ShmVectorEnv
 
@@ -83,6 +83,26 @@ def test_opencv_is_limited_though_it_heeds_no_variable_once_loaded(context, monk
         assert envs.call("opencv_threads") == (1,)
 
 
+class Blas(Counter):
+    def threads(self):
+        """Those that NumPy's may use, and those of this process but Python's and the watchdog's."""
+        (most,) = {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+        return most, len(os.listdir("/proc/self/task")) - 2
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_blas_is_limited_unless_the_program_has_loaded_it_before_a_fork(context, monkeypatch):
+    """Then it is left alone, and has no threads in a worker that does not use it."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    with (
+        threadpool_limits(3),
+        closing(ShmVectorEnv([Blas], context=context, threads_per_worker=1)) as envs,
+    ):
+        (found,) = envs.call("threads")
+        assert found == (3, 0) if context == "fork" else (1, 0)
+
+
 @pytest.mark.deep
 def test_pinning():
     cores = sorted(os.sched_getaffinity(0))
@@ -112,29 +132,3 @@ def test_what_stands_in_the_place_of_a_library(stub, monkeypatch):
         monkeypatch.setitem(sys.modules, name, stub)
     with closing(ShmVectorEnv([Counter] * 2, num_workers=1, context="fork")) as envs:
         envs.reset()
-
-
-class Searches:
-    """Stands among what finds modules; notes what was looked for, and finds nothing."""
-
-    def __init__(self):
-        self.names = []
-
-    def find_spec(self, name, path=None, target=None):
-        self.names.append(name)
-
-
-class Searched(Counter):
-    def __init__(self, searches):
-        super().__init__()
-        self.names = searches.names
-
-
-@pytest.mark.deep
-def test_forked_workers_do_not_search_for_what_is_not_installed(monkeypatch):
-    if importlib.util.find_spec("threadpoolctl") is not None:
-        pytest.skip("threadpoolctl is installed")
-    searches = Searches()
-    monkeypatch.setattr(sys, "meta_path", [searches, *sys.meta_path])
-    with closing(ShmVectorEnv([lambda: Searched(searches)], context="fork")) as envs:
-        assert "threadpoolctl" not in envs.get_attr("names")[0]

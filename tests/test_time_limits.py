@@ -10,8 +10,8 @@ import pytest
 
 from shmvec import EnvTimeoutError, ShmVectorEnv
 
-DEADLINE = 30.0
-LIMIT = 0.3  # what a loaded machine may take for a step that does nothing
+DEADLINE = 100.0
+LIMIT = 1.0  # what a loaded machine may take for a step that does nothing
 HANG = 7  # this action, or seed, makes an env wait for its gate
 
 

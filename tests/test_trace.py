@@ -20,7 +20,7 @@ from timelines import Timeline, ns
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec.exchange import AutoresetMode
-from shmvec.trace import Recorded, write
+from shmvec.trace import Recording, write
 
 KILL, RAISE = 2, 3  # actions
 TICKS_US = 50.0  # by which a worker's two clocks may differ here; order is put right below it
@@ -236,11 +236,11 @@ def shown(*entries, busy=None, idle=False):
     rows = [(begin, end, env, of_kind[kind]) for kind, env, begin, end in entries]
     ring = np.array(rows, [("begin", "i8"), ("end", "i8"), ("env", "u4"), ("kind", "u4")])
     span, processes = (BEGAN, ENDED), [[WORKER]]
-    recorded = Recorded(
+    recording = Recording(
         [ring, ring[:0]], [0, 0], [range(2)], span, processes, PARENT, [busy], [idle], []
     )
     file = io.StringIO()
-    write(file, recorded)
+    write(file, recording)
     spans = Timeline(file.getvalue()).workers()
     return [(span["name"], *(BEGAN + at for at in ns(span))) for span in spans]
 

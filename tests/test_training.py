@@ -90,14 +90,14 @@ def test_tune_runs(tmp_path):
 
 def test_where_the_time_goes_is_not_where_others_had_their_turn(benchmarks, monkeypatch):
     from learner import Clock, Recipe
-    from training import Trained
+    from training import TrainingRun
 
     clock, later = Clock(), itertools.count(time.perf_counter() + 1000)
-    trained = Trained.__new__(Trained)
-    trained.recipe = Recipe()
-    trained.training = SimpleNamespace(steps=0, clock=clock, iterate=lambda: clock("env"))
+    run = TrainingRun.__new__(TrainingRun)
+    run.recipe = Recipe()
+    run.training = SimpleNamespace(steps=0, clock=clock, iterate=lambda: clock("env"))
     monkeypatch.setattr(time, "perf_counter", later.__next__)
-    trained.run(0)
+    run.run(0)
     assert clock.seconds["env"] < 500
 
 
@@ -111,7 +111,7 @@ def test_the_best_with_each_wait_policy(fastest, benchmarks, monkeypatch):
 
     asked = []
 
-    def tried(make, recipe, candidates, seconds, say):
+    def train_candidates(make, recipe, candidates, seconds, say):
         asked.append(candidates)
         rows = []
         for one in candidates:
@@ -120,7 +120,7 @@ def test_the_best_with_each_wait_policy(fastest, benchmarks, monkeypatch):
             rows.append({**asdict(one), **figures, **dict.fromkeys(PARTS, 0.25)})
         return rows
 
-    monkeypatch.setattr(training, "tried", tried)
+    monkeypatch.setattr(training, "train_candidates", train_candidates)
     for module in (measuring, training):
         monkeypatch.setattr(module, "usable_cores", lambda: 2)
     results = training.tune(None, 4)

@@ -1,17 +1,15 @@
 """The tune command: it finds envs, its table is consistent, and the code it prints works."""
 
 import json
-import multiprocessing
 import re
 from contextlib import closing
-from types import SimpleNamespace
 
 import pytest
 import tables
 
 import shmvec.__main__
-from shmvec._commands import measuring, tune
-from shmvec._commands.measuring import SIMPLER, simplest
+from shmvec._commands import tune
+from shmvec._commands.measuring import MIN_SPEEDUP, simplest
 from shmvec._commands.tune import Setting, report
 from shmvec._cores import usable_cores
 from shmvec._named import find_env
@@ -50,13 +48,8 @@ def run_code(shown):
 
 @pytest.fixture
 def sure(monkeypatch):
-    """Takes the best setting of few, short rounds, on whatever machine.
-
-    What steps an env alone for the limit is forked: here it is not what is tested.
-    """
+    """Takes the best setting of few, short rounds, on whatever machine."""
     monkeypatch.setattr(tune, "is_best", lambda best, simpler: True)
-    forking = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("fork"))
-    monkeypatch.setattr(measuring, "multiprocessing", forking)
 
 
 @pytest.mark.deep
@@ -142,8 +135,8 @@ def test_simpler_settings_are_preferred():
         return {**vars(Setting(4, **setting)), "steps_per_s": rate}
 
     plain = row(100)
-    assert simplest([plain, row(102, num_workers=1)], SIMPLER) is plain
-    assert simplest([plain, row(104, num_workers=1)], SIMPLER) is not plain
+    assert simplest([plain, row(102, num_workers=1)], MIN_SPEEDUP) is plain
+    assert simplest([plain, row(104, num_workers=1)], MIN_SPEEDUP) is not plain
     assert Setting(4).options() == {}
     assert Setting(4, 0, "park", False).options() == {
         "num_workers": 0,

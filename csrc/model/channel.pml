@@ -25,7 +25,8 @@
  * The worker is here; the parent is in exchange.pml.
  *
  * Up to TRACES times the parent tells a worker of a trace, at the beginning of a call, whatever is out:
- * a request with a message that nobody answers.
+ * a request with a message that nobody answers.  Of what was set for automatic resets it tells them
+ * in the same way, at most once with each request, before that (caller.pyx: publish_settings).
  *
  * `name()` in a comment is a C function and `file: name` a method elsewhere; a test looks whether
  * they still exist.
@@ -54,7 +55,7 @@
  *   - All runs end: there is no way to go round in circles ("non-progress cycle").
  *   - Each request that was asked is answered once, with what it was asked, or is lost and asked
  *     again or answered by the parent, or dropped.  No message is taken for another's, or for a
- *     part of another: assertions in receive, fill, settle, fetch and commit, and before the end.
+ *     part of another: assertions in receive, fill, record_answer, fetch and commit, and at the end.
  *   - No ring and no inbox overflows.
  *
  * How to run it, in an empty folder, for pan leaves many files:

@@ -90,14 +90,14 @@ bool is_down[WORKERS];
 
 #define any(what) (state[0] == what || state[1] == what || state[2] == what)
 
-/* caller.pyx: request, and caller.pyx: enter */
+/* caller.pyx: request, and caller.pyx: mark_asked */
 inline push(u, number_, message_)
 {
     d_step {
         assert(nfull(requests[worker_of(u)]));
         requests[worker_of(u)]!content_for(u), number_, message_;
         state[u] = OUT;
-        lent[u] = message_ && may_lend(u); /* exchange.py: _command */
+        lent[u] = message_ && may_lend(u); /* exchange.py: _ask_command */
         numbers[u] = number_;
         asked[u] = content_for(u)
     }
@@ -163,7 +163,7 @@ inline record(w)
 #endif
 
 /* caller.pyx: step, and the like.  What is asked of a worker that is being replaced would be lost:
- * exchange.py: _asked. */
+ * exchange.py: _wait_for_workers. */
 inline ask()
 {
     calls++;
@@ -182,8 +182,8 @@ inline ask()
 
 /* ---- taking -------------------------------------------------------------------------------- */
 
-/* caller.pyx: settle */
-inline settle(w)
+/* caller.pyx: record_answer */
+inline record_answer(w)
 {
     assert(worker_of(unit_of(content)) == w);
     assert(state[unit_of(content)] == OUT && numbers[unit_of(content)] == number);
@@ -204,11 +204,11 @@ inline pop(w)
     };
     d_step {
 #endif
-        settle(w)
+        record_answer(w)
     }
 }
 
-/* recovery.py: _receive, that is messages.pyx: find, of the first message that is owed, then
+/* recovery.py: _receive_messages, that is messages.pyx: find, of the first message that is owed, then
  * caller.pyx: deliver, and only then messages.pyx: take. */
 inline fetch(w)
 {
@@ -307,7 +307,7 @@ inline lose(w)
     d_step {
         i = 0;
         do
-        :: nempty(completions[w]) -> completions[w]?content, number, late; settle(w)
+        :: nempty(completions[w]) -> completions[w]?content, number, late; record_answer(w)
         :: empty(completions[w]) -> break
         od;
 #ifndef TRUST_LATE
@@ -332,7 +332,7 @@ inline lose(w)
     }
 }
 
-/* supervisor.py: begin, of a new process with a new channel. */
+/* supervisor.py: begin_replacement, of a new process with a new channel. */
 inline begin(w)
 {
     d_step {
@@ -358,7 +358,7 @@ inline begin(w)
     }
 }
 
-/* recovery.py: _go_on.  It has taken what the dead one had to say, all or some of it. */
+/* recovery.py: _continue_replacements.  It has taken what the dead one had to say, all or some of it. */
 inline replace(w)
 {
 #ifdef LOSE_ONCE
@@ -380,7 +380,7 @@ inline replace(w)
     begin(w)
 }
 
-/* supervisor.py: dead */
+/* supervisor.py: dead_workers */
 inline look(w)
 {
 #if defined(EOF_AS_DEATH)

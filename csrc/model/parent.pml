@@ -84,7 +84,7 @@ inline ring_bell(mask)
 #if TRACES
 /* ring.h has sv_ring_room().  It must do for a request to each unit of a worker, that may be in the
  * ring by now, and for CLOSE. */
-#define room(w) (CAPACITY - used(asked[w].mine, requests[w].head))
+#define room(w) (CAPACITY - used(asked[w].position, requests[w].head))
 #ifdef TRACE_BLIND
 #define may_tell true
 #else
@@ -112,7 +112,7 @@ inline record()
 }
 #endif
 
-/* supervisor.py: dead.  In the code it is an event. */
+/* supervisor.py: dead_workers.  In the code it is an event. */
 inline look()
 {
 #if defined(DEATH) && !defined(NO_LOOK)
@@ -135,19 +135,19 @@ inline wait_for(goal)
        :: sv_completion_check(goal) -> break
        :: else
        fi;
-       until = (goal + COUNTS - early) % COUNTS;
+       until = (goal + COUNTS - waits_early) % COUNTS;
        sv_completion_arm(until);
        if
        :: refused -> refused = false
        :: else -> sv_completion_sleep(until)
        fi;
        if
-       :: sv_completion_check(until) -> early = false
+       :: sv_completion_check(until) -> waits_early = false
        :: else -> look()
        fi;
        until = 0
     od;
-    early = false
+    waits_early = false
 }
 
 /* What both do with an answer: it is whole, of a worker that was asked, and the only one. */
@@ -200,13 +200,98 @@ inline collect_after_death()
               od
           }
           if
-          :: mask && !dead[w] -> mask = 0; completions[w].tail != answers[w].mine
+          :: mask && !dead[w] -> mask = 0; completions[w].tail != answers[w].position
           :: else -> mask = 0; w++
           fi
        fi
     :: else -> w = 0; break
     od
 }
+
+#ifdef POLL
+/* caller.pyx: lose, of what epoll tells by a pidfd; there is no successor. */
+inline bury()
+{
+    do
+    :: w < WORKERS ->
+       if
+       :: dead[w] && !buried[w] ->
+          sv_ring_peek(completions[w], answers[w]);
+          if
+          :: found(answers[w]) -> take_answer()
+          :: else ->
+             d_step {
+                 do
+                 :: u < UNITS ->
+                    if
+                    :: worker_of(u) == w ->
+                       rounds[u] = ROUNDS; open = open - out[u]; out[u] = false
+                    :: else
+                    fi;
+                    u++
+                 :: else -> u = 0; break
+                 od;
+                 buried[w] = true
+             }
+          fi
+       :: else -> w++
+       fi
+    :: else -> w = 0; break
+    od
+}
+
+#ifdef POLL_NO_PIDFD
+#define someone_died false
+#else
+#define someone_died (dead[0] && !buried[0] || dead[WORKERS - 1] && !buried[WORKERS - 1])
+#endif
+
+/* caller.pyx: answered */
+inline look_at_rings()
+{
+    do
+    :: w < WORKERS ->
+       sv_ring_peek(completions[w], answers[w]);
+       waits_early = waits_early || found(answers[w]); /* here: an answer is there already */
+       w++
+    :: else -> w = 0; break
+    od
+}
+
+/* exchange.py: poll, once: it takes what is there, or arms and sleeps. */
+inline poll_once()
+{
+#if defined(POLL_BY_ISSUED)
+    goal = (issued + COUNTS - open + 1) % COUNTS;
+    look_at_rings();
+#elif defined(POLL_LATE)
+    look_at_rings();
+    goal = (done + 1) % COUNTS;
+#else
+    goal = (done + 1) % COUNTS; /* sv_completion_done() */
+    look_at_rings();
+#endif
+    if
+    :: waits_early -> waits_early = false
+    :: else ->
+       sv_completion_arm(goal);
+       if
+       :: refused -> refused = false
+       :: else ->
+#ifdef POLL_CLEARS
+          signalled = false;
+#endif
+          signalled || someone_died; /* epoll_wait(), which takes the edge */
+          signalled = false
+       fi
+    fi;
+    goal = 0;
+#ifdef DEATH
+    bury();
+#endif
+    collect()
+}
+#endif
 
 active proctype parent()
 {
@@ -220,9 +305,12 @@ active proctype parent()
 #if TRACES
     byte traces;
 #endif
-    bool saw_waiter, refused, early;
+    bool saw_waiter, refused, waits_early;
 #ifdef RING_SPLIT
     byte before;
+#endif
+#ifdef POLL
+    bool buried[WORKERS];
 #endif
 
     do
@@ -252,6 +340,9 @@ active proctype parent()
 #if TRACES
        record(); /* between step_async and step_wait, say */
 #endif
+#ifdef POLL
+       poll_once();
+#else
 #ifdef PARTIAL
        if /* caller.pyx: wait, for one more or for all */
        :: goal = issued
@@ -260,7 +351,7 @@ active proctype parent()
 #else
        goal = issued;
        if
-       :: early = true
+       :: waits_early = true
        :: true
        fi;
 #endif
@@ -270,11 +361,12 @@ active proctype parent()
 #ifndef PARTIAL
        assert(open == 0)
 #endif
+#endif
     od;
-#ifdef DEATH
+#if defined(DEATH) && !defined(POLL)
     goto close_all;
 crashed:
-    early = false;
+    waits_early = false;
     until = 0;
     goal = 0;
     collect_after_death();
@@ -294,7 +386,7 @@ close_all:
     :: w < WORKERS ->
        ended[w] || dead[w];
        sv_ring_peek(completions[w], answers[w]);
-       assert(!found(answers[w]) && answers[w].mine == completions[w].tail);
+       assert(!found(answers[w]) && answers[w].position == completions[w].tail);
        w++
     :: else -> break
     od;

@@ -16,13 +16,13 @@ typedef sv_ring_shared {
 }
 
 typedef sv_ring { /* the private handle of one end */
-    byte mine = NEAR_WRAP(POSITIONS);
-    byte theirs = NEAR_WRAP(POSITIONS)
+    byte position = NEAR_WRAP(POSITIONS);
+    byte peer_position = NEAR_WRAP(POSITIONS)
 }
 
 #define used(tail_, head_) (((tail_) - (head_)) & (POSITIONS - 1))
-#define place(handle) (handle.mine & (CAPACITY - 1))
-#define found(handle) (handle.mine != handle.theirs)
+#define place(handle) (handle.position & (CAPACITY - 1))
+#define found(handle) (handle.position != handle.peer_position)
 
 /* sv_ring_try_push().  `slab` is what goes with the record: actions, or results.  Three plain
  * writes come before the tail; the slab's and the first half's are one step, which leaves one
@@ -31,13 +31,13 @@ typedef sv_ring { /* the private handle of one end */
 inline sv_ring_try_push(ring, handle, unit, number, slab)
 {
 #ifdef TAIL_FIRST
-    ring.tail = (handle.mine + 1) % POSITIONS;
+    ring.tail = (handle.position + 1) % POSITIONS;
 #endif
     d_step {
         if
-        :: used(handle.mine, handle.theirs) >= CAPACITY ->
-           handle.theirs = ring.head; /* acquire */
-           assert(used(handle.mine, handle.theirs) < CAPACITY)
+        :: used(handle.position, handle.peer_position) >= CAPACITY ->
+           handle.peer_position = ring.head; /* acquire */
+           assert(used(handle.position, handle.peer_position) < CAPACITY)
         :: else
         fi;
         slab = number;
@@ -45,8 +45,8 @@ inline sv_ring_try_push(ring, handle, unit, number, slab)
     }
     ring.sequence[place(handle)] = number;
     d_step {
-        handle.mine = (handle.mine + 1) % POSITIONS;
-        ring.tail = handle.mine /* atomic_store_explicit, release */
+        handle.position = (handle.position + 1) % POSITIONS;
+        ring.tail = handle.position /* atomic_store_explicit, release */
     }
 }
 
@@ -55,9 +55,9 @@ inline sv_ring_peek(ring, handle)
 {
     d_step {
         if
-        :: handle.mine == handle.theirs ->
-           handle.theirs = ring.tail; /* atomic_load_explicit, acquire */
-           assert(used(handle.theirs, handle.mine) <= CAPACITY)
+        :: handle.position == handle.peer_position ->
+           handle.peer_position = ring.tail; /* atomic_load_explicit, acquire */
+           assert(used(handle.peer_position, handle.position) <= CAPACITY)
         :: else
         fi
     }
@@ -74,9 +74,9 @@ inline take(ring, handle, unit, number)
         number = ring.sequence[place(handle)];
         ring.first[place(handle)] = 0;
         ring.sequence[place(handle)] = 0;
-        handle.mine = (handle.mine + 1) % POSITIONS
+        handle.position = (handle.position + 1) % POSITIONS
     }
-    ring.head = handle.mine /* atomic_store_explicit, release */
+    ring.head = handle.position /* atomic_store_explicit, release */
 }
 
 /* ---- bell.h ------------------------------------------------------------------------------- */
@@ -223,7 +223,11 @@ inline sv_completion_add()
        d_step { must_wake = armed; armed = false }; /* atomic_fetch_and_explicit */
 #endif
        if
-       :: must_wake -> d_step { parent_asleep = false; must_wake = false } /* sv_futex_wake() */
+       :: must_wake ->
+          d_step { parent_asleep = false; must_wake = false }; /* sv_futex_wake() */
+#ifdef POLL
+          signalled = true /* worker.pyx: complete, by write() */
+#endif
        :: else
        fi
     :: else

@@ -15,8 +15,8 @@
  * What is left out, and why that hides nothing.
  *   - Spinning.  A spin is a few more looks before the one that parks, so it is the same as
  *     looking later, and when a look happens is up to spin.  Likewise clocks, budgets, naps, the
- *     measurements rung_at and done_at, and the hint who is last (issued).  What the parent does with `linger` is here (`early`):
- *     it sleeps for all requests but one, then for the last.
+ *     measurements rung_at and done_at, and the hint who is last (issued).  What the parent does
+ *     with `linger` is here (`waits_early`): it sleeps for all requests but one, then for the last.
  *   - Time-outs, but with -DSLICES and for the parent with -DDEATH.  A lost wake must not be hidden
  *     by a slice that ends: without these switches a sleep ends by a wake or never.
  *   - What the envs do, and the control channels, which channel.pml is about.  The slabs are here
@@ -45,6 +45,9 @@
  *   - Each request is answered exactly once, by the worker that was asked, with the number that was
  *     asked; no half-written record or slab is read: assertions in take_answer, serve_pending and
  *     where the workers have ended.
+ *   - With -DPOLL the parent does not sleep on the futex, but on a descriptor (caller.pyx: arm), for
+ *     one more answer, and without slices: the descriptor, or a pidfd, wakes it, or nothing does.
+ *     It then goes on without a worker that has died.
  *   - With -DDEATH a worker may die between any two of its steps.  In the code the parent then
  *     raises and all ends.  Here it goes on: it takes what the dead one had published, waits for
  *     the others' answers without slices, and closes them, because there the leftovers of the
@@ -87,6 +90,10 @@
  *   TRACE_COUNTED    it waits until that is done, too
  *   TRACE_ANSWERED   a worker answers that
  *   DROP_THE_DEAD    it does not take the answers that the dead had given
+ *   POLL_LATE        a parent that polls reads the count after the rings
+ *   POLL_CLEARS      it clears its descriptor after it has armed
+ *   POLL_BY_ISSUED   it arms for the count of requests, as if no worker had died before it counted
+ *   POLL_NO_PIDFD    it does not watch the workers' pidfds
  */
 
 #ifndef WORKERS
@@ -140,6 +147,9 @@ bool sleeping[WORKERS];
 /* The kernel: who sleeps on a futex, whose descriptor was written to, who has ended. */
 bool asleep[WORKERS];
 bool parent_asleep;
+#ifdef POLL
+bool signalled;
+#endif
 bool alarms[WORKERS];
 bool ended[WORKERS];
 bool dead[WORKERS];
@@ -182,7 +192,7 @@ inline sleep_for_request()
     ticket = 0
 }
 
-/* worker.pyx: serve, and worker.py: doze.  poll() and read() are two steps: what the parent
+/* worker.pyx: serve, and overlap.py: doze.  poll() and read() are two steps: what the parent
  * writes between them is read with the rest. */
 inline doze()
 {

@@ -78,10 +78,10 @@ static inline void join(runner *self)
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* Rounds of a stress test: argv[1], else a number that takes about a second. */
-static inline uint32_t rounds_or(int argc, char **argv, uint32_t rounds)
+/* Rounds of a stress test, all of which take about a second: of argv[1] rounds one. */
+static inline uint32_t rounds_of(int argc, char **argv, uint32_t rounds)
 {
-    return argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : rounds;
+    return argc > 1 ? rounds / (uint32_t)strtoul(argv[1], NULL, 10) : rounds;
 }
 
 #endif

@@ -178,7 +178,7 @@ static void test_dozing(bool processes, uint32_t num_dozers, uint32_t rounds)
 
 int main(int argc, char **argv)
 {
-    uint32_t rounds = rounds_or(argc, argv, 20000);
+    uint32_t rounds = rounds_of(argc, argv, 20000);
     start_deadline();
     test_states();
     test_no_lost_wake(false, 1, rounds);

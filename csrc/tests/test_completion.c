@@ -89,7 +89,7 @@ static void test_no_lost_wake(bool processes, uint32_t num_workers, uint32_t sta
 
 int main(int argc, char **argv)
 {
-    uint32_t rounds = rounds_or(argc, argv, 20000);
+    uint32_t rounds = rounds_of(argc, argv, 20000);
     start_deadline();
     test_states();
     test_wrap((UINT32_C(1) << 31) - 2);

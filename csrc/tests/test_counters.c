@@ -129,7 +129,7 @@ static void test_nonsense(void)
 
 int main(int argc, char **argv)
 {
-    uint32_t rounds = rounds_or(argc, argv, 1000000);
+    uint32_t rounds = rounds_of(argc, argv, 1000000);
     start_deadline();
     test_nonsense();
     test_publish();

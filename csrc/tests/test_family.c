@@ -280,7 +280,7 @@ int main(int argc, char **argv)
     test_a_family_is_ended_after_its_leader();
     test_nobody_else();
     test_the_dead();
-    test_those_who_multiply(rounds_or(argc, argv, 20));
+    test_those_who_multiply(rounds_of(argc, argv, 20));
     end_well(forked(without_room));
     end_well(forked(lead_and_let_go));
     return 0;

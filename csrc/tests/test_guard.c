@@ -72,6 +72,6 @@ int main(int argc, char **argv)
 {
     start_deadline();
     test_one();
-    test_threads(rounds_or(argc, argv, 1000000));
+    test_threads(rounds_of(argc, argv, 1000000));
     return 0;
 }

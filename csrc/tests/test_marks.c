@@ -69,6 +69,6 @@ int main(int argc, char **argv)
 {
     start_deadline();
     test_one();
-    test_readers(rounds_or(argc, argv, 30000));
+    test_readers(rounds_of(argc, argv, 30000));
     return 0;
 }

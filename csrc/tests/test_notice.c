@@ -28,10 +28,10 @@ static void wait_often(void *argument)
     sv_counts counts = {0};
     sv_notice_open(&shared->notice, 77, 3);
     for (uint32_t round = 0; round < shared->rounds; round++) {
-        sv_notice_wait(&shared->notice, round);
+        sv_notice_begin_wait(&shared->notice, round);
         counts.waits++;
         sv_counters_publish(&shared->notice.parent, &counts);
-        sv_notice_go_on(&shared->notice);
+        sv_notice_end_wait(&shared->notice);
     }
     sv_notice_close(&shared->notice);
 }
@@ -61,7 +61,7 @@ static void test_reader(bool process, uint32_t rounds)
 
 int main(int argc, char **argv)
 {
-    uint32_t rounds = rounds_or(argc, argv, 300000);
+    uint32_t rounds = rounds_of(argc, argv, 300000);
     start_deadline();
     test_faults();
     test_reader(false, rounds);

@@ -69,7 +69,7 @@ static void test_a_child_frees_what_it_has_inherited(void)
 
 int main(int argc, char **argv)
 {
-    uint32_t rounds = rounds_or(argc, argv, 20000);
+    uint32_t rounds = rounds_of(argc, argv, 20000);
     start_deadline();
     test_loops(0, 200);
     test_loops(1, rounds);

@@ -107,8 +107,8 @@ static void test_messages(uint32_t start)
     const void *payload;
     uint32_t bytes, tag;
     CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_NO);
-    CHECK(sv_byte_ring_reserve(&producer, sv_message_longest(BYTES) + 1, 0) == NULL); /* never fits */
-    for (uint32_t size = 0; size <= sv_message_longest(BYTES); size++) {
+    CHECK(sv_byte_ring_reserve(&producer, sv_message_max_bytes(BYTES) + 1, 0) == NULL); /* never fits */
+    for (uint32_t size = 0; size <= sv_message_max_bytes(BYTES); size++) {
         char *room = sv_byte_ring_reserve(&producer, size, size);
         CHECK(room != NULL);
         memset(room, (int)size, size);
@@ -136,7 +136,7 @@ static void test_messages(uint32_t start)
         sv_byte_ring_release(&consumer);
     }
     CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_NO);
-    CHECK(atomic_load(&ring->head) == producer.mine);
+    CHECK(atomic_load(&ring->head) == producer.position);
     /* Lengths that cannot be are refused. */
     const uint32_t lies[] = {BYTES, BYTES + 1, UINT32_MAX, UINT32_MAX - 7, 64};
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
@@ -149,9 +149,9 @@ static void test_messages(uint32_t start)
         CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_YES);
         sv_byte_ring_release(&consumer);
     }
-    atomic_store(&ring->tail, producer.mine + BYTES + 8);
+    atomic_store(&ring->tail, producer.position + BYTES + 8);
     CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_CORRUPT);
-    atomic_store(&ring->tail, producer.mine);
+    atomic_store(&ring->tail, producer.position);
     /* So is a filler that does not end where the buffer does. */
     char *header = (char *)sv_byte_ring_reserve(&producer, 8, 0) - sizeof(sv_message_header);
     const sv_message_header filler = {.bytes = 8, .tag = SV_FILLER};
@@ -170,7 +170,7 @@ static void produce(void *argument)
     sv_ring_attach_producer(&ring, shared->records, CAPACITY);
     sv_byte_ring_attach_producer(&messages, shared->messages, BYTES);
     for (uint32_t i = 0; i < shared->rounds; i++) {
-        uint32_t size = i * 2654435761u % sv_message_longest(BYTES);
+        uint32_t size = i * 2654435761u % sv_message_max_bytes(BYTES);
         char *room;
         while ((room = sv_byte_ring_reserve(&messages, size, i)) == NULL)
             sv_yield();
@@ -199,7 +199,7 @@ static void consume(struct shared *shared)
         uint32_t bytes, tag;
         /* The message was published before its record, so it must be there. */
         CHECK(sv_byte_ring_peek(&messages, &payload, &bytes, &tag) == SV_RING_YES);
-        CHECK(tag == i && bytes == i * 2654435761u % sv_message_longest(BYTES));
+        CHECK(tag == i && bytes == i * 2654435761u % sv_message_max_bytes(BYTES));
         for (uint32_t b = 0; b < bytes; b++)
             CHECK(((const unsigned char *)payload)[b] == (unsigned char)i);
         sv_byte_ring_release(&messages);
@@ -225,7 +225,7 @@ static void test_stream(bool process, uint32_t start, uint32_t rounds)
 
 int main(int argc, char **argv)
 {
-    uint32_t rounds = rounds_or(argc, argv, 100000);
+    uint32_t rounds = rounds_of(argc, argv, 100000);
     start_deadline();
     test_records(0);
     test_records(UINT32_MAX - 20);

@@ -111,7 +111,7 @@ static void test_renew(void)
         CHECK(sv_counter_get(&past->resets) == 0);
     }
     CHECK(sv_counter_get(&sv_segment_past(base, &plan, 0)->steps) == 0);
-    CHECK(sv_segment_front(&plan) == plan.texts + 3 * sizeof(sv_text));
+    CHECK(sv_segment_head_bytes(&plan) == plan.texts + 3 * sizeof(sv_text));
     munmap(base, plan.total_bytes);
 }
 

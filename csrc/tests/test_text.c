@@ -62,7 +62,7 @@ static void test_reader(bool process, uint32_t rounds)
 
 int main(int argc, char **argv)
 {
-    uint32_t rounds = rounds_or(argc, argv, 20000);
+    uint32_t rounds = rounds_of(argc, argv, 20000);
     start_deadline();
     test_alone();
     test_reader(false, rounds);

@@ -67,7 +67,7 @@ static void test_reader(bool process, uint32_t rounds)
 
 int main(int argc, char **argv)
 {
-    uint32_t rounds = rounds_or(argc, argv, 300000);
+    uint32_t rounds = rounds_of(argc, argv, 300000);
     start_deadline();
     test_buckets();
     test_add();

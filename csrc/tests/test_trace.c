@@ -162,7 +162,7 @@ static void test_damage(void)
 
 int main(int argc, char **argv)
 {
-    uint32_t rounds = rounds_or(argc, argv, 300000);
+    uint32_t rounds = rounds_of(argc, argv, 300000);
     start_deadline();
     test_layout();
     test_order();

@@ -201,12 +201,12 @@ static void test_who_stays_awake(void)
         {0, MS, 2, -1, false}, {MS, 0, 2, 2, true},           {0, 0, 2, 0, false},
     };
     start_following();
-    CHECK(waiter->left == -1);
+    CHECK(waiter->answers_left == -1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int64_t yield_ns = counts->yield_ns;
         sv_policy_set(&following.policy, (sv_budget){0, cases[i].yield, cases[i].linger, 0}, false,
                       cases[i].cores);
-        waiter->left = cases[i].left;
+        waiter->answers_left = cases[i].left;
         forget();
         CHECK(wait_for(2 * MS) == SV_WAIT_SLICE);
         CHECK((counts->yield_ns - yield_ns >= MS) == cases[i].yields);
@@ -283,7 +283,7 @@ static void test_yields_that_cost_too_much(void)
 
 int main(int argc, char **argv)
 {
-    uint32_t rounds = rounds_or(argc, argv, 2000);
+    uint32_t rounds = rounds_of(argc, argv, 2000);
     start_deadline();
     test_learning();
     test_policy();

@@ -263,6 +263,6 @@ int main(int argc, char **argv)
         test_other_descriptors();
     }
     test_foreign_group();
-    test_states(rounds_or(argc, argv, 1000));
+    test_states(rounds_of(argc, argv, 1000));
     return 0;
 }

@@ -2,9 +2,9 @@
 
     python examples/coming_from/actorcritic_program.py
 
-The agent is the loop of actorcritic's ``MultiEnvAgent``: lists in, lists out, turned to a row for
-each env. As in its example, a wrapper goes around each handle. Only the import of ``multi_env`` is
-not what it was, and gym is Gymnasium. See docs/coming-from/actorcritic.md.
+The agent has the loop of actorcritic's ``MultiEnvAgent``: it takes lists and returns lists with a
+row for each env. As in actorcritic's example, each handle has a wrapper. Only the import of
+``multi_env`` has changed, and gym is Gymnasium. See docs/coming-from/actorcritic.md.
 """
 
 import argparse
@@ -17,15 +17,15 @@ from shmvec.adapters.actorcritic import MultiEnv, create_subprocess_envs
 
 
 class EpisodeInfo(gym.Wrapper):
-    """Stores how long the episode was in the info of its last step."""
+    """Stores an episode's length in the info of its last step."""
 
     def reset(self, **arguments):
-        """Begins to count."""
+        """Begins to count steps."""
         self.length = 0
         return self.env.reset(**arguments)
 
     def step(self, action):
-        """Counts."""
+        """Counts a step."""
         self.length += 1
         observation, reward, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
@@ -34,7 +34,7 @@ class EpisodeInfo(gym.Wrapper):
 
 
 def transposed(rows) -> list:
-    """[step][env] as [env][step]."""
+    """Turns [step][env] into [env][step]."""
     return list(map(list, zip(*rows, strict=True)))
 
 
@@ -47,7 +47,7 @@ class MultiEnvAgent:
         self.observations = None
 
     def interact(self):
-        """Observations, actions, rewards, terminals, next observations and infos, [env][step]."""
+        """Returns observations, actions, rewards, terminals, next observations, infos."""
         steps = []
         if self.observations is None:
             self.observations = self.env.reset(seed=1)

@@ -2,8 +2,8 @@
 
     python examples/coming_from/baselines_program.py
 
-The runner is the loop of baselines' A2C: it steps ``nsteps`` times and keeps what the next batch
-begins with. Only the import is not what it was, and gym is Gymnasium. See
+The runner has the loop of baselines' A2C: it steps ``nsteps`` times and keeps the observations that
+the next batch begins with. Only the import has changed, and gym is Gymnasium. See
 docs/coming-from/baselines.md.
 """
 
@@ -27,7 +27,7 @@ class Runner:
         self.episodes: list[float] = []
 
     def run(self):
-        """A batch, and the observations after it."""
+        """Returns a batch, and the observations after it."""
         mb_obs, mb_actions, mb_rewards, mb_dones = [], [], [], []
         for _ in range(self.nsteps):
             actions = self.model.sample_actions(self.obs)

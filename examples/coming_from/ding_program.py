@@ -1,10 +1,10 @@
-"""DI-engine's DQN pipeline on CartPole, as its own examples have it: only the env manager differs.
+"""DI-engine's DQN pipeline on CartPole, as in its own examples: only the env manager differs.
 
     python examples/coming_from/ding_program.py
     python examples/coming_from/ding_program.py --env-steps 500
     python examples/coming_from/ding_program.py --original     # with DI-engine's own manager
 
-It needs DI-engine (0.5.3 was tried) and all that its ``ding.framework.middleware`` imports.
+It needs DI-engine (0.5.3 was tried) and everything that ``ding.framework.middleware`` imports.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from shmvec.adapters.ding import SubprocessEnvManagerV2
 
 
 def make_env():
-    """One env, in DI-engine's own wrapper."""
+    """Makes an env in DI-engine's own wrapper."""
     return DingEnvWrapper(gym.make("CartPole-v1", max_episode_steps=200))
 
 
@@ -48,10 +48,10 @@ def main() -> None:
     parser.add_argument("--env-steps", type=int, default=3000)
     parser.add_argument("--original", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # so small a network gains nothing by more
+    torch.set_num_threads(1)  # such a small network gains nothing from more
     kind = OriginalEnvManager if options.original else SubprocessEnvManagerV2
 
-    main_config.env.manager = {"reset_inplace": True}  # with which a run can be repeated
+    main_config.env.manager = {"reset_inplace": True}  # makes runs repeatable
     create_config.env_manager.type = "subprocess_v2"
     cfg = compile_config(main_config, create_cfg=create_config, auto=True, save_cfg=False)
     with task.start(async_mode=False, ctx=OnlineRLContext()):

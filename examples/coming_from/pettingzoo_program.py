@@ -1,10 +1,10 @@
-"""A program for SuperSuit's rows of agents: PPO of Stable-Baselines3 learns for all agents at once.
+"""A program for SuperSuit's rows of agents: Stable-Baselines3's PPO learns for all agents at once.
 
     python examples/coming_from/pettingzoo_program.py
 
-What PettingZoo's tutorials do by ``ss.pettingzoo_env_to_vec_env_v1(env)`` and
-``ss.concat_vec_envs_v1(env, 8, base_class="stable_baselines3")`` is done by ``as_rows``. Then the
-policy plays by agent, as PettingZoo has it. See docs/coming-from/pettingzoo.md.
+PettingZoo's tutorials use ``ss.pettingzoo_env_to_vec_env_v1(env)`` and
+``ss.concat_vec_envs_v1(env, 8, base_class="stable_baselines3")``; here ``as_rows`` replaces them.
+Then the policy plays by agent, as in PettingZoo. See docs/coming-from/pettingzoo.md.
 """
 
 import argparse
@@ -20,7 +20,7 @@ EPISODE = 25
 
 
 def play(model: PPO, make, num_envs: int = 16) -> float:
-    """What an agent gets in an episode, on average, each acting on what it observes."""
+    """Returns the mean return of an agent in an episode; each acts on its own observations."""
     envs = ParallelVectorEnv([make] * num_envs)
     observations, _ = envs.reset(seed=1000)
     returns = 0.0
@@ -36,7 +36,7 @@ def play(model: PPO, make, num_envs: int = 16) -> float:
 
 
 def main() -> None:
-    """Learns, and prints what agents get before and after."""
+    """Learns, and prints agents' mean returns before and after."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--total-steps", type=int, default=100_000)
     total_steps = parser.parse_args().total_steps

@@ -1,12 +1,12 @@
-"""A swarm of walkers plans, as a program for plangym does it: only its import is another one.
+"""A swarm of walkers plans, as in a program for plangym: only its import has changed.
 
     python examples/coming_from/plangym_program.py                  # CartPole, some seconds
     python examples/coming_from/plangym_program.py --moves 20
 
-Where this says ``from shmvec.adapters import plangym``, it said ``import plangym``. Before each
-move the walkers step from the state the game is in; those that have fallen, and some of those that
-do badly, go on from where better ones stand. The first action of the best is played. (After Cerezo
-and Ballester 2018, "Fractal AI: A Fragile Theory of Intelligence", with a simpler rule.)
+``from shmvec.adapters import plangym`` replaces ``import plangym``. Before each move the walkers
+step from the game's present state. Those that have fallen, and some of those that do badly, go on
+from the states of better ones. The first action of the best is played. (After Cerezo and Ballester
+2018, "Fractal AI: A Fragile Theory of Intelligence", with a simpler rule.)
 """
 
 import argparse
@@ -17,7 +17,7 @@ from shmvec.adapters import plangym
 
 
 def plan(env, state, walkers, horizon, rng):
-    """The first action of the walker that has got furthest."""
+    """Returns the first action of the best walker."""
     states = [state.copy() for _ in range(walkers)]
     first = actions = np.array([env.sample_action() for _ in range(walkers)])
     scores = np.zeros(walkers)
@@ -45,7 +45,7 @@ def plan(env, state, walkers, horizon, rng):
 
 
 def main():
-    """Plays one game, and prints how it went."""
+    """Plays one game, and prints its score."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--moves", type=int, default=200)
     parser.add_argument("--walkers", type=int, default=48)

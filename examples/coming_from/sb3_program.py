@@ -2,7 +2,7 @@
 
     python examples/coming_from/sb3_program.py
 
-Only ``vec_env_cls`` is not what it was. See docs/coming-from/sb3.md.
+Only ``vec_env_cls`` has changed. See docs/coming-from/sb3.md.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from shmvec.adapters.sb3 import ShmVecEnv
 
 
 def main() -> None:
-    """Learns, and prints what episodes return before and after."""
+    """Learns, and prints the mean return before and after."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--total-steps", type=int, default=10_000)
     total_steps = parser.parse_args().total_steps

@@ -2,8 +2,8 @@
 
     python examples/coming_from/tianshou_program.py
 
-That of Tianshou's README, shorter; only the import of the vector env is not what it was. See
-docs/coming-from/tianshou.md.
+It is a shorter form of the program in Tianshou's README. Only the import of the vector env has
+changed. See docs/coming-from/tianshou.md.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """Checkpoints of a whole run: weights, random generators and the state of every env.
 
     pip install shmvec
-    python examples/recipes/checkpoint.py --file run.pickle    # after a crash once more: it goes on
+    python examples/recipes/checkpoint.py --file run.pickle    # after a crash, run it again
 
-The resumed run has the results of an uninterrupted one, bit for bit, if the states of the envs can
-be taken: docs/planning.md says which can. After a step in SAME_STEP no env is about to be reset.
+The resumed run has the results of an uninterrupted one, bit for bit, if the envs' states can be
+taken (docs/planning.md). It uses SAME_STEP, in which no env waits for its reset after a step.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from shmvec.states import StateAccess
 
 
 class WithSnapshot(gym.Wrapper):
-    """Adds snapshots: of the env's state, and of the generator that its resets draw from."""
+    """Adds snapshots of the env's state and of the generator that its resets draw from."""
 
     def snapshot(self):
-        """Return all that the env needs to go on from here."""
+        """Return everything that the env needs to go on from here."""
         state = StateAccess(self.env, include_rng=True).get()
         return copy.deepcopy(state), self.np_random.bit_generator.state
 

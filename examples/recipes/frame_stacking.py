@@ -3,8 +3,8 @@
     pip install shmvec
     python examples/recipes/frame_stacking.py
 
-A CartPole that hides its velocities: the last four positions and angles show them. The wrapper runs
-in the workers, in compiled code (docs/wrappers.md). A shmvec.Replay stores each frame of a stack
+The CartPole hides its velocities; the last four positions and angles show them. The wrapper runs in
+the workers, in compiled code (docs/wrappers.md). A shmvec.Replay stores each frame of a stack
 once (docs/replay.md).
 """
 
@@ -23,7 +23,7 @@ def make_stacked() -> gym.Env:
     limits = env.observation_space.high[[0, 2]]
     space = gym.spaces.Box(-limits, limits, dtype=np.float32)
     env = TransformObservation(env, lambda observation: observation[[0, 2]], space)
-    # At the begin of an episode the first frame is repeated; padding_type="zero" has zeros there.
+    # At the start of an episode the first frame is repeated; padding_type="zero" has zeros there.
     return FrameStackObservation(env, STACKED, padding_type="reset")
 
 

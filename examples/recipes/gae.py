@@ -1,11 +1,11 @@
-"""Generalised advantages (arXiv:1506.02438) with truncated episodes handled right, in three ways.
+"""Generalised advantages (arXiv:1506.02438) that are right for truncated episodes, in three ways.
 
     pip install shmvec
     python examples/recipes/gae.py
 
-A truncated episode would have gone on: the value of its final observation counts. A terminated one
-has no such value. In autoreset mode NEXT_STEP, the final observation is what the step returns, and
-the step after it is a reset, to be left out. In SAME_STEP, it is in infos["final_obs"].
+A truncated episode would have gone on, so the value of its final observation counts. A terminated
+one has no such value. In autoreset mode NEXT_STEP, the step returns the final observation, and the
+next step is a reset, which is left out. In SAME_STEP, it is in infos["final_obs"].
 """
 
 import numpy as np
@@ -14,12 +14,12 @@ import shmvec
 
 
 def value(observations):
-    """Estimate values; yours is a network, and so is the policy."""
+    """Estimate values. Your value function and your policy are networks."""
     return 10 - abs(observations[..., 2])
 
 
 def gae(rewards, values, next_values, terminations, ends, discount=0.99, decay=0.95):
-    """Compute advantages (steps, envs); next_values are of the observations that steps lead to."""
+    """Compute advantages (steps, envs); next_values are the values of next observations."""
     deltas = rewards + discount * next_values * ~terminations - values
     advantages, following = np.zeros(rewards.shape), 0.0
     for t in reversed(range(len(rewards))):
@@ -28,7 +28,7 @@ def gae(rewards, values, next_values, terminations, ends, discount=0.99, decay=0
 
 
 def by_rollout(envs, policy, steps=200):
-    """Return advantages, and which steps to learn from: NEXT_STEP, without copies."""
+    """Return advantages, and which steps to learn from; in NEXT_STEP, without copies."""
     envs.reset(seed=1)
     rollout = envs.rollout(steps)
     for t in range(steps):
@@ -39,7 +39,7 @@ def by_rollout(envs, policy, steps=200):
 
 
 def by_steps(envs, policy, steps=200):
-    """Return advantages, and which steps to learn from: NEXT_STEP or SAME_STEP."""
+    """Return advantages, and which steps to learn from; in NEXT_STEP or SAME_STEP."""
     observations, _ = envs.reset(seed=1)
     kept, valid = [], np.ones(envs.num_envs, bool)
     for _ in range(steps):

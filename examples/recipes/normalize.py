@@ -19,12 +19,12 @@ import shmvec
 
 
 def save(file: Path, statistics: RunningMeanStd) -> None:
-    """Save what a wrapper has learned."""
+    """Save a wrapper's statistics."""
     np.savez(file, mean=statistics.mean, var=statistics.var, count=statistics.count)
 
 
 def load(file: Path, statistics: RunningMeanStd) -> None:
-    """Load what `save` has saved."""
+    """Load statistics that `save` has written."""
     with np.load(file) as arrays:
         statistics.mean, statistics.var = arrays["mean"], arrays["var"]
         statistics.count = arrays["count"].item()

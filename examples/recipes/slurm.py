@@ -1,10 +1,10 @@
-"""A run for Slurm: as many workers as the task has CPUs, and a seed of the job array's.
+"""A run for Slurm: as many workers as the task has CPUs, and a seed from the job array.
 
     sbatch examples/recipes/slurm.sh
     python examples/recipes/slurm.py --seed 1     # without Slurm
 
-There is a worker for each CPU by default: shmvec reads the affinity, the cgroup's quota and
-SLURM_CPUS_PER_TASK (docs/containers.md). So the program has no option for it.
+By default there is a worker for each CPU: shmvec reads the affinity, the cgroup's quota and
+SLURM_CPUS_PER_TASK (docs/containers.md). So the program needs no option for that.
 """
 
 import argparse

@@ -9,6 +9,6 @@
 #SBATCH --time=01:00:00
 #SBATCH --output=%x-%A-%a.log
 
-# From Slurm 22.05 on srun does not take over --cpus-per-task: without it the run has one CPU.
+# From Slurm 22.05 on, srun does not inherit --cpus-per-task: without it, the run has one CPU.
 exec srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --cpu-bind=cores \
     python examples/recipes/slurm.py --seed "$SLURM_ARRAY_TASK_ID"

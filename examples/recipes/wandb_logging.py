@@ -4,8 +4,8 @@
     python examples/recipes/wandb_logging.py                        # offline, into ./wandb
     WANDB_MODE=online python examples/recipes/wandb_logging.py      # `wandb sync` sends it later
 
-The envs are made before wandb.init, which starts threads: workers are then forked from a program
-that has none. If it must be the other way round, choose context="forkserver" (docs/simulators.md).
+The envs are made before wandb.init, which starts threads, so workers are forked from a program that
+has none. If it must be the other way round, choose context="forkserver" (docs/simulators.md).
 """
 
 import argparse

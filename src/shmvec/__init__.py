@@ -1,13 +1,15 @@
 """shmvec: step ordinary Gymnasium environments in parallel, through shared memory.
 
-``ShmVectorEnv`` takes the place of ``gymnasium.vector.AsyncVectorEnv``; ``make_vec`` that of
-``gymnasium.make_vec``. ``install`` puts the former in that place for code that cannot be changed.
+``ShmVectorEnv`` replaces ``gymnasium.vector.AsyncVectorEnv``, and ``make_vec`` replaces
+``gymnasium.make_vec``. ``install`` replaces ``AsyncVectorEnv`` in code that cannot be changed.
+
+Where ``is_native`` is False, these are Gymnasium's own, and the rest needs Linux.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shmvec import _core  # noqa: F401  # says what to do if it was never built
+from shmvec._core import is_native, needs_linux  # it says what to do if it was never built
 
 if TYPE_CHECKING:
     from shmvec.entry import install, make_vec, uninstall
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from shmvec.replay import Replay
     from shmvec.vector_env import ShmVectorEnv
 
-__version__ = "0.2.0"  # the only place that says so; pyproject.toml reads it here
+__version__ = "0.2.0"  # pyproject.toml reads it here
 
 __all__ = [
     "EnvTimeoutError",
@@ -40,12 +42,13 @@ __all__ = [
     "__version__",
     "evaluate",
     "install",
+    "is_native",
     "make_vec",
     "uninstall",
 ]
 
-# Imported when they are asked for: a worker needs none of them, and begins the sooner.
-_WHERE = {
+# They are imported at first use: a worker needs none of them, and so starts sooner.
+_MODULES = {
     "Evaluation": "shmvec.evaluation",
     "Pipeline": "shmvec.pipeline",
     "Replay": "shmvec.replay",
@@ -59,8 +62,9 @@ _WHERE = {
 }
 
 
-# Public modules, so that `import shmvec` is enough; not `auto`, which acts when it is imported.
-_MODULES = {
+# `import shmvec` is enough to use them. `auto` is missing, because its import has effects.
+_SUBMODULES = {
+    "aio",
     "cluster",
     "evaluation",
     "exchange",
@@ -78,12 +82,24 @@ _MODULES = {
 }
 
 
+# These need no Linux. Programs name the errors in `except` clauses, wherever they run.
+_PORTABLE = {"shmvec._pure", "shmvec.entry", "shmvec.faults", "shmvec.spaces"}
+
+if not is_native:  # `import *`, dir and help ask for every name
+    _MODULES["ShmVectorEnv"] = "shmvec._pure"
+    __all__[:] = [name for name in __all__ if _MODULES.get(name) in {None, *_PORTABLE}]
+
+
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"shmvec.{name}")
-    if name not in __all__:
+    if name not in {*_SUBMODULES, *_MODULES, *__all__}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_WHERE.get(name, "shmvec.faults")), name)
+    path = f"shmvec.{name}" if name in _SUBMODULES else _MODULES.get(name, "shmvec.faults")
+    if not is_native and path not in _PORTABLE:
+        raise ImportError(needs_linux(f"shmvec.{name}"))
+    module = import_module(path)
+    if name in _SUBMODULES:
+        return module
+    value = globals()[name] = getattr(module, name)
     return value
 
 

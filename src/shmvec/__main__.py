@@ -14,8 +14,9 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from shmvec import __version__
+from shmvec._core import is_native, needs_linux
 
-# Each is a module of _commands, whose docstring is its description.
+# Modules of _commands, whose docstrings are the commands' descriptions.
 _COMMANDS = ("bench", "tune", "check", "evaluate", "doctor", "stacks", "top")
 
 _EXAMPLES = """\
@@ -33,26 +34,29 @@ To record a timeline of a run, write `with envs.trace('run.json'):` in the progr
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
+    if not is_native:
+        print(f"shmvec: {needs_linux('the command line')}", file=sys.stderr)
+        return 1
     parser = _parser()
     options = parser.parse_args(arguments)
-    _keep_encodable()
+    _replace_unencodable()
     try:
         status = int(options.run(options))
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
-    except argparse.ArgumentError as error:  # one that only the command could find
+    except argparse.ArgumentError as error:  # found by the command, not by the parser
         parser.error(str(error))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        if not _has_lost_reader():
+        if not _is_reader_gone():
             raise
         # The reader has closed the pipe, which is no error.
         _discard_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if not _is_full(error):
+        if not _is_output_full(error):
             raise
         print(f"shmvec: standard output: {error.strerror}", file=sys.stderr)
         _discard_output()
@@ -60,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The parser; the function of a command is its options' ``run``."""
+    """Makes the parser; its result has the command's function as ``run``."""
     parser = argparse.ArgumentParser(
         prog="shmvec",
         description="Measure, check, evaluate and inspect Gymnasium envs that step in parallel.",
@@ -85,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
 # ---- standard output -----------------------------------------------------------------------------
 
 
-def _keep_encodable() -> None:
-    """Lets standard output replace what its encoding lacks: us for µs, or a question mark."""
+def _replace_unencodable() -> None:
+    """Makes standard output replace what its encoding lacks: us for µs, or a question mark."""
     out = sys.stdout
     if isinstance(out, TextIOWrapper) and out.errors in ("strict", "surrogateescape"):
         codecs.register_error("shmvec.replace", _replacement)
@@ -94,21 +98,20 @@ def _keep_encodable() -> None:
 
 
 def _replacement(error: UnicodeError) -> tuple[str, int]:
-    """An error handler of codecs: the replacement for what cannot be encoded."""
+    """An error handler of codecs, which returns a replacement and where to go on."""
     assert isinstance(error, UnicodeEncodeError)
-    instead = {"µ": "u", "×": "x", "±": "+-", "…": "..."}
-    return "".join(instead.get(c, "?") for c in error.object[error.start : error.end]), error.end
+    ascii_text = {"µ": "u", "×": "x", "±": "+-", "…": "..."}
+    return "".join(ascii_text.get(c, "?") for c in error.object[error.start : error.end]), error.end
 
 
-def _has_lost_reader() -> bool:
-    """Whether the reader of standard output has closed it."""
+def _is_reader_gone() -> bool:
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
-def _is_full(error: OSError) -> bool:
-    """Whether the error is that of a full standard output, and not of another file."""
+def _is_output_full(error: OSError) -> bool:
+    """Whether the error is of standard output, on a full disk, and not of another file."""
     if sys.stdout is None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return False
     try:
@@ -119,7 +122,7 @@ def _is_full(error: OSError) -> bool:
 
 
 def _discard_output() -> None:
-    """Redirects standard output, so that Python does not write what is left when it ends."""
+    """Redirects standard output, so that Python does not write its buffer there at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,12 +1,13 @@
 """Checks arguments of calls before anything is sent: envs, seeds, options of resets, actions.
 
-Options of a vector env are checked by their table, in ``_options``.
+``_options`` checks the options of a vector env.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -18,7 +19,9 @@ from shmvec.spaces import mapped
 __all__ = [
     "Envs",
     "Options",
-    "actions_of",
+    "select_actions",
+    "automatic_options",
+    "automatic_seeds",
     "checked_batch_size",
     "checked_count",
     "checked_env_fns",
@@ -30,7 +33,7 @@ __all__ = [
     "checked_wrappers",
     "existing_env_ids",
     "masked_env_ids",
-    "one_each",
+    "values_by_env",
     "reset_arguments",
 ]
 
@@ -43,8 +46,8 @@ def checked_env_fns(env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> list[
     """Checks that there is at least one env_fn and all are callable; returns a list."""
     if isinstance(env_fns, str):
         raise TypeError(
-            f"env_fns must be a list of functions, one for each env, got {env_fns!r}. Of an env's "
-            f"id, shmvec.make_vec({env_fns!r}, num_envs=8) makes a vector env"
+            f"env_fns must be a list of functions, one for each env, got {env_fns!r}. To make a "
+            f"vector env from an env's id, call shmvec.make_vec({env_fns!r}, num_envs=8)"
         )
     if not isinstance(env_fns, Iterable):
         name = getattr(env_fns, "__name__", "")
@@ -78,7 +81,7 @@ def checked_wrappers(wrappers: Any) -> list[Callable[[Any], Any]]:
 
 
 def checked_int(name: str, value: Any, kind: str = "an int") -> int:
-    """Checks a value of any integer type; ``kind`` is what the TypeError for others asks for."""
+    """Checks a value of any integer type; ``kind`` names what is expected in the TypeError."""
     try:
         return operator.index(value)
     except TypeError:
@@ -86,7 +89,7 @@ def checked_int(name: str, value: Any, kind: str = "an int") -> int:
 
 
 def checked_count(name: str, count: Any) -> int:
-    """Checks a positive integer; ``name`` is the argument's."""
+    """Checks a positive integer; ``name`` is the argument's, for the message."""
     checked = checked_int(name, count)
     if checked < 1:
         raise ValueError(f"{name} must be at least 1, got {checked}")
@@ -128,7 +131,7 @@ def checked_env_ids(env_id: Any, num_envs: int) -> Envs:
 
     Raises:
         TypeError: They are not integers.
-        ValueError: There are none, or they have not one dimension.
+        ValueError: There are none, or they have another number of dimensions than one.
     """
     if env_id is None:
         return np.arange(num_envs, dtype=np.intp)
@@ -186,13 +189,13 @@ def checked_seeds(seed: Any, num_envs: int) -> list[int | None] | None:
         pass
     else:
         return [first + i for i in range(num_envs)]
-    wanted = f"seed must be an int, None, or a list of {num_envs} of these, one for each env"
+    expected = f"seed must be an int, None, or a list of {num_envs} of these, one for each env"
     if not isinstance(seed, Iterable):
-        raise TypeError(f"{wanted}; got {seed!r}")
+        raise TypeError(f"{expected}; got {seed!r}")
     seeds = list(seed)
     if len(seeds) != num_envs:
         if isinstance(seed, (str, bytes)):
-            raise ValueError(f"{wanted}; got {seed!r}")
+            raise ValueError(f"{expected}; got {seed!r}")
         raise ValueError(
             "If seeds are passed as a list the length must match "
             f"num_envs={num_envs} but got length={len(seeds)}."
@@ -233,17 +236,18 @@ def reset_arguments(
     mask, it has one for each env of the vector env.
 
     Raises:
-        ValueError: There is a mask among options that it would be handed on with.
+        ValueError: There is a mask in a list of options, or besides ``env_id``.
     """
     several = isinstance(options, (list, tuple))
     if several or env_id is not None:
-        given = options if isinstance(options, (list, tuple)) else [options]
-        if any(isinstance(each, dict) and "reset_mask" in each for each in given):
+        all_options = options if isinstance(options, (list, tuple)) else [options]
+        if any(isinstance(each, dict) and "reset_mask" in each for each in all_options):
+            place = "is in a list of options" if several else "was given together with env_id"
             raise ValueError(
-                f"options['reset_mask'] is {'in a list of options' if several else 'beside env_id'}"
-                ": it chooses envs only in one dict of options, which is for all of these. To "
-                "reset some envs with options of their own: async_reset(options=[...], "
-                "env_id=[...]), and recv(min_envs=...). Nothing was sent to any env."
+                f"options['reset_mask'] {place}: it chooses envs only in one dict of options, "
+                "which is for all of these. To reset some envs with options of their own, call "
+                "async_reset(options=[...], env_id=[...]), and recv(min_envs=...). Nothing was "
+                "sent to any env."
             )
     if env_id is not None:
         envs = existing_env_ids(env_id, num_envs)
@@ -253,19 +257,66 @@ def reset_arguments(
     else:
         envs = np.arange(num_envs, dtype=np.intp)
 
-    def of_these(check: Callable[[Any, int], list[Any] | None], values: Any) -> list[Any] | None:
-        if env_id is not None and isinstance(values, (list, tuple, np.ndarray)):
-            return check(values, len(envs))
-        each = check(values, num_envs)
-        return None if each is None else [each[env] for env in envs]
+    length = None if env_id is None else len(envs)
+    values_of = partial(_values_of, envs, num_envs, length)
+    return envs, values_of(checked_seeds, seed), values_of(checked_options, options)
 
-    return envs, of_these(checked_seeds, seed), of_these(checked_options, options)
+
+def _values_of(
+    envs: Envs,
+    num_envs: int,
+    length: int | None,
+    check: Callable[[Any, int], list[Any] | None],
+    values: Any,
+) -> list[Any] | None:
+    """The values of these envs; a list has ``length`` values, or ``num_envs`` if that is None."""
+    if length is not None and isinstance(values, (list, tuple, np.ndarray)):
+        return check(values, length)
+    each = check(values, num_envs)
+    return None if each is None else [each[env] for env in envs]
+
+
+def automatic_options(
+    num_envs: int, options: Any, env_id: npt.ArrayLike | None
+) -> tuple[list[int], list[Any]]:
+    """Envs, and the options of each one's automatic resets.
+
+    Raises:
+        TypeError: Options are no dict; or ``env_id`` is not of integers.
+        ValueError: The list has another length than there are envs; there is no such env; or there
+            is a mask in the options.
+    """
+    envs = existing_env_ids(env_id, num_envs)
+    each = _values_of(envs, num_envs, len(envs), checked_options, options)
+    for one in each or ():
+        if one is not None and not isinstance(one, dict):
+            raise TypeError(f"options must be a dict, a list of them, or None, got {one!r}")
+        if one is not None and "reset_mask" in one:
+            raise ValueError(
+                "options['reset_mask'] chooses envs for reset(), not for automatic resets: choose "
+                "these by env_id"
+            )
+    return envs.tolist(), each or [None] * len(envs)
+
+
+def automatic_seeds(
+    num_envs: int, seeds: Any, env_id: npt.ArrayLike | None
+) -> tuple[list[int], list[int | None]]:
+    """Envs, and the seed of each one's next automatic reset.
+
+    Raises:
+        TypeError: A seed is no integer; or ``env_id`` is not of integers.
+        ValueError: The list has another length than there are envs, or there is no such env.
+    """
+    envs = existing_env_ids(env_id, num_envs)
+    each = _values_of(envs, num_envs, len(envs), checked_seeds, seeds)
+    return envs.tolist(), each or [None] * len(envs)
 
 
 # ---- values for envs -----------------------------------------------------------------------------
 
 
-def one_each(values: Any, envs: Sequence[int]) -> dict[int, Any]:
+def values_by_env(values: Any, envs: Sequence[int]) -> dict[int, Any]:
     """The value for each env: from a list or tuple of them, or the same for all.
 
     Raises:
@@ -281,7 +332,7 @@ def one_each(values: Any, envs: Sequence[int]) -> dict[int, Any]:
     return dict(zip(envs, values, strict=True))
 
 
-def actions_of(envs: Envs, space: gym.Space[Any], actions: Any, num_envs: int) -> Any:
+def select_actions(envs: Envs, space: gym.Space[Any], actions: Any, num_envs: int) -> Any:
     """Selects the actions of some envs from those of all ``num_envs``.
 
     Raises:
@@ -289,7 +340,7 @@ def actions_of(envs: Envs, space: gym.Space[Any], actions: Any, num_envs: int) -
         TypeError: They are not a list, tuple or array.
     """
 
-    def chosen(part: Any) -> Any:
+    def select(part: Any) -> Any:
         try:
             count = len(part)
         except TypeError:
@@ -299,9 +350,9 @@ def actions_of(envs: Envs, space: gym.Space[Any], actions: Any, num_envs: int) -
             ) from None
         if count != num_envs:
             raise ValueError(
-                f"wrong actions: there are {count}, and {num_envs} envs, including those that the "
-                "mask leaves out. Nothing was sent to any env."
+                f"wrong actions: there are {count} for {num_envs} envs; those that the mask leaves "
+                "out need one, too. Nothing was sent to any env."
             )
         return part[envs] if isinstance(part, np.ndarray) else [part[env] for env in envs]
 
-    return mapped(space, chosen, actions)
+    return mapped(space, select, actions)

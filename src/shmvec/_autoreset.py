@@ -1,8 +1,8 @@
 """What happens to an env whose episode has ended: Gymnasium's autoreset modes, and their meaning.
 
-Code asks for the meaning (``Autoreset.of(mode).in_step``) and compares no names: a new mode needs
-an entry of ``_MEANINGS``, the worker's part of it in ``WorkerLoop.step_one``, and what becomes of a
-step that is lost, in ``Ledger.cut``.
+Code asks for the meaning (``Autoreset.of(mode).in_step``) and compares no names. A new mode needs
+an entry of ``_MEANINGS``, the worker's part in ``WorkerLoop.step_one``, and an answer to a lost
+step in ``Ledger.cut``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Autoreset(NamedTuple):
     Attributes:
         in_step: The step that ends an episode also resets the env. It returns the reset's
             observation and info; the episode's last ones are in ``final_obs`` and ``final_info``.
-        in_next_step: The step after that one resets the env. Its action is not used, its reward is
+        in_next_step: The step after that one resets the env. It ignores its action, its reward is
             0, and it is no transition.
     """
 
@@ -46,16 +46,16 @@ class Autoreset(NamedTuple):
 
     @classmethod
     def of(cls, mode: str | AutoresetMode) -> Autoreset:
-        """The meaning of a mode, given as such or as its value ("NextStep", ...)."""
+        """The meaning of a mode, or of a mode's value ("NextStep", ...)."""
         return _MEANINGS[AutoresetMode(mode)]
 
     @property
     def by_worker(self) -> bool:
-        """Whether the worker resets. If not, the caller does before the env's next step."""
+        """Whether the worker resets the env. If not, the caller does before its next step."""
         return self.in_step or self.in_next_step
 
     def transitions(self, terminations: Any, truncations: Any) -> npt.NDArray[np.bool_]:
-        """Which steps are transitions, and no resets that ignore the action.
+        """Which steps are transitions, not resets that ignore the action.
 
         Args:
             terminations: bool ``(T + 1, N)``: index ``t + 1`` holds what step ``t`` returned.

@@ -1,4 +1,4 @@
-"""Hints: notes on exceptions that do not say by themselves what to do."""
+"""Notes on exceptions whose messages do not say what to do."""
 
 from __future__ import annotations
 
@@ -7,59 +7,63 @@ import difflib
 import errno
 import inspect
 import re
-import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec, _find_spec
+
+with contextlib.suppress(ImportError):  # Windows lacks it
+    import resource  # early: when it is needed, there may be no descriptor left to import it with
 
 __all__ = [
     "add_note",
     "did_you_mean",
-    "found_spec",
-    "naming_limits",
-    "of_action",
-    "of_env_fn",
-    "of_id",
-    "of_reset",
-    "of_thread",
+    "find_env_spec",
+    "explain_process_limits",
+    "action_hint",
+    "env_fn_hint",
+    "env_id_hint",
+    "reset_hint",
+    "reward_hint",
+    "thread_hint",
     "refuse_unknown",
-    "refusing_unknown",
-    "takes",
+    "refuse_unknown_arguments",
+    "can_be_called",
 ]
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
 
 # Namespaces of ids, and the module and package that register their envs.
-_NAMESPACES = {"ALE": ("ale_py", "ale-py")}
+_MODULES_BY_NAMESPACE = {"ALE": ("ale_py", "ale-py")}
 
 
 def add_note(error: BaseException, note: str) -> None:
     """Adds a note unless it is empty, as ``add_note`` of exceptions does from Python 3.11 on."""
     if note:
         notes = [*getattr(error, "__notes__", ()), note]
-        BaseException.__setattr__(error, "__notes__", notes)  # a frozen one's class refuses
+        BaseException.__setattr__(error, "__notes__", notes)  # a frozen exception refuses setattr
 
 
-def refuse_unknown(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises TypeError if an option is not known, with the known ones that are spelt alike."""
-    names = list(known)
-    unknown = [name for name in given if name not in names]
+def refuse_unknown(owner: str, options: Iterable[str], known_options: Iterable[str]) -> None:
+    """Raises TypeError if an option is unknown, and suggests options that are spelt alike."""
+    known_names = list(known_options)
+    unknown = [name for name in options if name not in known_names]
     if unknown:
-        hint = did_you_mean(unknown, names)
-        if "num_envs" in unknown and "env_fns" in names:
+        hint = did_you_mean(unknown, known_names)
+        if "num_envs" in unknown and "env_fns" in known_names:
             hint = ": there is an env for each function in env_fns, [make_env] * 8"
         raise TypeError(f"{owner} has no option {', '.join(map(repr, sorted(unknown)))}{hint}")
 
 
-def refusing_unknown(
+def refuse_unknown_arguments(
     init: Callable[Concatenate[Owner, P], None],
 ) -> Callable[Concatenate[Owner, P], None]:
-    """Has an ``__init__`` refuse unknown arguments as ``refuse_unknown`` does."""
+    """Makes an ``__init__`` refuse unknown arguments as ``refuse_unknown`` does."""
     known = list(inspect.signature(init).parameters)
 
     @wraps(init)
@@ -78,22 +82,22 @@ def did_you_mean(words: Iterable[str], names: Iterable[str], likeness: float = 0
         names: The names to choose from; capitals, hyphens and underscores do not count.
         likeness: How much alike a word and a name must be, from 0 to 1.
     """
-    plain = {_plain(name): name for name in names}
-    meant = [
-        repr(plain[close])
+    by_normalized = {_normalized(name): name for name in names}
+    suggestions = [
+        repr(by_normalized[close])
         for word in words
-        for close in difflib.get_close_matches(_plain(word), plain, 1, likeness)
+        for close in difflib.get_close_matches(_normalized(word), by_normalized, 1, likeness)
     ]
-    return f". Did you mean {' and '.join(meant)}?" if meant else ""
+    return f". Did you mean {' and '.join(suggestions)}?" if suggestions else ""
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 @contextlib.contextmanager
-def naming_limits() -> Iterator[None]:
-    """A context for starting processes and threads: adds the limits to an error."""
+def explain_process_limits() -> Iterator[None]:
+    """Adds the limits of processes and files to errors of starting processes and threads."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -120,19 +124,19 @@ def naming_limits() -> Iterator[None]:
         raise
 
 
-def found_spec(id: str) -> EnvSpec:
-    """The spec of an env's id, or Gymnasium's exception with a hint."""
+def find_env_spec(id: str) -> EnvSpec:
+    """Returns the spec of an env's id; Gymnasium's exception gets a hint."""
     try:
         return _find_spec(id)
     except gym.error.Error as error:
-        add_note(error, of_id(error))
+        add_note(error, env_id_hint(error))
         raise
 
 
-def of_id(error: BaseException) -> str:
-    """The hint for an id whose module was not imported; "" if that is not the cause."""
+def env_id_hint(error: BaseException) -> str:
+    """A hint for an id whose module was not imported; "" if that is not the cause."""
     if isinstance(error, (gym.error.NamespaceNotFound, gym.error.NameNotFound)):
-        for namespace, (module, package) in _NAMESPACES.items():
+        for namespace, (module, package) in _MODULES_BY_NAMESPACE.items():
             if namespace in str(error).replace(".", " ").split() and module not in sys.modules:
                 return (
                     f"`import {module}` registers the ids that begin with {namespace}/ "
@@ -142,20 +146,20 @@ def of_id(error: BaseException) -> str:
     return ""
 
 
-def of_env_fn(index: int, env_fn: Callable[[], Any], error: BaseException) -> str:
-    """The hint for an env_fn that cannot be called without arguments, else that of its id."""
-    if not isinstance(error, TypeError) or takes(env_fn):
-        return of_id(error)
+def env_fn_hint(index: int, env_fn: Callable[[], Any], error: BaseException) -> str:
+    """A hint for an env_fn that needs arguments, or else for the id that it names."""
+    if not isinstance(error, TypeError) or can_be_called(env_fn):
+        return env_id_hint(error)
     name = getattr(env_fn, "__name__", type(env_fn).__name__)
-    called = "make_env" if name == "<lambda>" else name
+    callee = "make_env" if name == "<lambda>" else name
     return (
         f"env_fns[{index}] is called without arguments, and {name} takes "
-        f"{inspect.signature(env_fn)}: write `lambda: {called}(...)` with its arguments."
+        f"{inspect.signature(env_fn)}: write `lambda: {callee}(...)` with its arguments."
     )
 
 
-def of_action(index: int, env: Any, action: Any) -> str:
-    """The hint for an env that raised in a step; "" if the action is in its action space."""
+def action_hint(index: int, env: Any, action: Any) -> str:
+    """A hint for an env that raised in a step; "" if the action is in its action space."""
     space = env.action_space
     if space.contains(action):
         return ""
@@ -171,18 +175,28 @@ def of_action(index: int, env: Any, action: Any) -> str:
     return f"{hint}."
 
 
-def of_thread(error: BaseException) -> str:
-    """What to do about an env that raised because it is not in its process's main thread."""
+def reward_hint(reward: Any) -> str:
+    """A hint for a reward that does not fit its space; "" if it is no number."""
+    if not isinstance(reward, (int, float, np.number)):
+        return ""
+    return (
+        "Its reward_space says that it has several. If a wrapper makes a number of them, set "
+        "`reward_space = None` on that wrapper."
+    )
+
+
+def thread_hint(error: BaseException) -> str:
+    """A hint for an env that raised because it is not in the main thread of its process."""
     if isinstance(error, ValueError) and "main thread" in str(error):
         return "With overlap= or spare_envs= each env lives in a thread of its own: leave both out."
     return ""
 
 
-def of_reset(index: int, env: Any, error: BaseException) -> str:
-    """The hint for a reset that does not take Gymnasium's arguments; "" if it does."""
+def reset_hint(index: int, env: Any, error: BaseException) -> str:
+    """A hint for a reset that does not take Gymnasium's arguments; "" if it does."""
     if isinstance(error, TypeError):
         for each in (env, env.unwrapped):
-            if not takes(each.reset, seed=None, options=None):
+            if not can_be_called(each.reset, seed=None, options=None):
                 return (
                     f"The reset of env {index}, {type(each).__name__}.reset"
                     f"{inspect.signature(each.reset)}, must take a seed and options, as "
@@ -193,21 +207,21 @@ def of_reset(index: int, env: Any, error: BaseException) -> str:
     return ""
 
 
-def names(function: Callable[..., Any], parameter: str, *arguments: Any) -> bool:
-    """Whether a function names a parameter that is given by name, beside these arguments.
+def has_parameter(function: Callable[..., Any], parameter: str, *arguments: Any) -> bool:
+    """Whether a function has a parameter of this name that these arguments do not fill.
 
-    ``**kwargs`` names none: a function that hands them on may hand them to one that takes none.
+    ``**kwargs`` does not count: the function may pass them on to one that lacks the parameter.
     """
     try:
         bound = inspect.signature(function).bind_partial(*arguments)
     except (TypeError, ValueError):
         return False
-    found = bound.signature.parameters.get(parameter)
-    by_name = found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
+    named = bound.signature.parameters.get(parameter)
+    by_name = named is not None and named.kind in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY)
     return by_name and parameter not in bound.arguments
 
 
-def takes(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
+def can_be_called(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
     """Whether a function can be called with these arguments; True if it has no signature."""
     try:
         signature = inspect.signature(function)

@@ -42,29 +42,30 @@ from shmvec.faults import FaultPolicy
 __all__ = [
     "NUM_WORKER_ARGUMENTS",
     "OPTIONS",
-    "AtMost",
+    "MaxWorkers",
+    "Check",
+    "Fallback",
     "VectorEnvOptions",
     "Settings",
     "add_installed",
     "checked_worker",
-    "described",
-    "documented",
+    "describe",
+    "add_options_to_docstring",
     "end_installed",
     "exchange_settings",
-    "given_once",
-    "signed_as",
+    "merge_time_limits",
+    "with_signature_of",
     "takes_options",
-    "variable",
-    "with_faults",
+    "environment_variable",
 ]
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
 Init = TypeVar("Init", bound=Callable[..., None])
 
-_FOR_EVER = 1e9  # seconds: the nanoseconds of more do not fit into 64 bits
-_MANY = 1 << 20  # envs: whether a default fits those that there will be is not known
-_LIMITS = ("step_timeout", "reset_timeout")
+_LONGEST_LIMIT_S = 1e9  # the nanoseconds of a longer one do not fit into 64 bits
+_ASSUMED_NUM_ENVS = 1 << 20  # for the checks of `install`, when the number is not known yet
+_TIME_LIMITS = ("step_timeout", "reset_timeout")
 # The last arguments came with Gymnasium 1.1 (autoreset_mode) and 1.4 (semaphore).
 NUM_WORKER_ARGUMENTS = len(inspect.signature(_async_worker).parameters)
 
@@ -73,7 +74,7 @@ WorkerEnviron: TypeAlias = Mapping[str, str] | Callable[[int], Mapping[str, str]
 
 
 class Settings(SimpleNamespace):
-    """The options of a vector env, checked: each under its name, and ``num_envs``."""
+    """The checked options of a vector env, each by its name, and ``num_envs``."""
 
     @property
     def method(self) -> str:
@@ -95,17 +96,24 @@ class Settings(SimpleNamespace):
 Check: TypeAlias = Callable[[Any, Settings], Any]
 
 
-class AtMost(int):
-    """A default number of workers: at most one for each env that may be stepped at a time."""
+class MaxWorkers(int):
+    """A default for ``num_workers``: fewer are used where fewer envs may be stepped at a time."""
 
-    def __new__(cls, count: Any) -> AtMost:
+    def __new__(cls, count: Any) -> MaxWorkers:
         """Takes an integer, or its text."""
         if not isinstance(count, str):
             count = checked_int("num_workers", count, "an int or None")
-        most = super().__new__(cls, count)
-        if most < 0:
+        limit = super().__new__(cls, count)
+        if limit < 0:
             raise ValueError(f"num_workers must not be negative, got {count}")
-        return most
+        return limit
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """An option's value where neither the program nor a default from outside gives one."""
+
+    value: Any
 
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -131,28 +139,27 @@ def checked_worker(worker: Any, _: Any = None) -> Any:
 
 
 def _checked_context(context: Any, _: Settings) -> Any:
-    """The context as it was given, since users see it as an attribute."""
+    """Checks the context, and returns it unchanged, since users see it as an attribute."""
     _start_method(context)
     return context
 
 
-def described(envs: Any, name: str, method: str, spec: Any = None) -> str:
-    """What a vector env or an exchange steps, where and how, in a line: its ``repr``."""
-    known = [] if spec is None else [spec.id]
-    known += [f"num_envs={envs.num_envs}", f"num_workers={envs.num_workers}"]
-    known.append(f"autoreset_mode={envs.autoreset_mode.value!r}")
+def describe(envs: Any, name: str, method: str, spec: Any = None) -> str:
+    """Returns the ``repr`` of a vector env or an exchange."""
+    parts = [] if spec is None else [spec.id]
+    parts += [f"num_envs={envs.num_envs}", f"num_workers={envs.num_workers}"]
+    parts.append(f"autoreset_mode={envs.autoreset_mode.value!r}")
     if envs.num_workers:
-        known.append(f"context={method!r}")
-    return f"{name}({', '.join(known)}{', closed' if envs.closed else ''})"
+        parts.append(f"context={method!r}")
+    return f"{name}({', '.join(parts)}{', closed' if envs.closed else ''})"
 
 
 def _start_method(context: Any) -> str:
-    """The name of a start method, which is not thereby fixed as Python's default."""
     available = multiprocessing.get_all_start_methods()
-    if context is None:
+    if context is None:  # get_start_method() alone would fix Python's default
         return multiprocessing.get_start_method(allow_none=True) or available[0]
-    ask = getattr(context, "get_start_method", None)
-    name = context if ask is None else ask()
+    get_start_method = getattr(context, "get_start_method", None)
+    name = context if get_start_method is None else get_start_method()
     if not isinstance(name, str):
         raise TypeError(
             "context must be a start method's name, a multiprocessing context or None, got "
@@ -179,7 +186,6 @@ def _checked_observation_mode(mode: Any, _: Settings) -> Any:
 
 
 def _checked_autoreset_mode(mode: Any, settings: Settings) -> AutoresetMode:
-    """The mode, which worker functions are not given by Gymnasium 1.0."""
     try:
         chosen = AutoresetMode(mode)
     except ValueError:
@@ -188,10 +194,10 @@ def _checked_autoreset_mode(mode: Any, settings: Settings) -> AutoresetMode:
             f"{mode!r} is not a valid AutoresetMode: autoreset_mode is one of "
             f"{', '.join(map(repr, names))}{did_you_mean([str(mode)], names)}"
         ) from None
-    of_one_mode = getattr(settings, "worker", None) is not None and NUM_WORKER_ARGUMENTS < 7
-    if of_one_mode and chosen is not AutoresetMode.NEXT_STEP:
+    is_fixed = getattr(settings, "worker", None) is not None and NUM_WORKER_ARGUMENTS < 7
+    if is_fixed and chosen is not AutoresetMode.NEXT_STEP:
         raise ValueError(
-            "a worker function of Gymnasium 1.0 is given no autoreset mode: with `worker`, "
+            "Gymnasium 1.0 does not tell a worker function the autoreset mode: with `worker`, "
             f"{chosen} needs Gymnasium 1.1 or newer"
         )
     return chosen
@@ -208,12 +214,12 @@ def _checked_max_concurrency(limit: Any, _: Settings) -> Any:
 
 
 def _checked_num_workers(num_workers: Any, settings: Settings) -> int:
-    """The number of worker processes: as asked for, or one for each usable core."""
+    """The number of worker processes; by default one for each usable core."""
     num_envs: int = settings.num_envs
     limit: int | None = settings.max_concurrency
-    if num_workers is None or isinstance(num_workers, AtMost):
-        most = usable_cores() if num_workers is None else int(num_workers)
-        return min(most, num_envs if limit is None else min(num_envs, limit))
+    if num_workers is None or isinstance(num_workers, MaxWorkers):
+        default = usable_cores() if num_workers is None else int(num_workers)
+        return min(default, num_envs if limit is None else min(num_envs, limit))
     count = checked_int("num_workers", num_workers, "an int or None")
     if isinstance(num_workers, bool) or not 0 <= count <= num_envs:
         raise ValueError(
@@ -235,7 +241,7 @@ def _checked_caller_steps(caller_steps: Any, settings: Settings) -> bool:
 
 
 def _refuse_caller_steps(name: str, settings: Settings) -> None:
-    """Raises ValueError where the caller steps envs: an option does not reach them."""
+    """Raises ValueError where the caller steps envs, which the option ``name`` cannot reach."""
     if settings.caller_steps:
         raise ValueError(
             f"{name} is for worker processes, and with caller_steps=True some envs are in the "
@@ -267,14 +273,13 @@ def _checked_spare_envs(spare_envs: Any, settings: Settings) -> int:
 
 
 def _refuse_without_processes(name: str, settings: Settings) -> None:
-    """Raises ValueError where some envs are not in a worker process."""
     if settings.num_workers == 0:
         raise ValueError(f"{name} is for worker processes, and num_workers=0 has none")
     _refuse_caller_steps(name, settings)
 
 
 def _refuse_without_loop(name: str, settings: Settings) -> None:
-    """Raises ValueError where some envs are not stepped by a worker process's own loop."""
+    """Raises ValueError where some envs are not stepped by the loop of a worker process."""
     _refuse_without_processes(name, settings)
     if getattr(settings, "worker", None) is not None:
         raise ValueError(f"a `worker` function steps its env itself: leave {name} out")
@@ -288,7 +293,7 @@ def _checked_wait_policy(policy: Any, _: Settings) -> Any:
 
 
 def _checked_threads(threads_per_worker: Any, settings: Settings) -> int:
-    """Threads for the libraries in a worker: as asked for, or its share of the cores."""
+    """The number of threads of a worker's libraries; by default its share of the cores."""
     if threads_per_worker is None:
         num_workers: int = settings.num_workers
         return max(1, usable_cores() // max(1, num_workers))
@@ -303,40 +308,41 @@ def _checked_faults(faults: Any, _: Settings) -> FaultPolicy:
         return FaultPolicy()
     if not isinstance(faults, FaultPolicy):
         raise TypeError(f"faults must be a shmvec.FaultPolicy, got {faults!r}")
-    for name in _LIMITS:
+    for name in _TIME_LIMITS:
         checked_seconds(name, getattr(faults, name))
     return faults
 
 
-def given_once(name: str, limit: float | None, other: float | None) -> float | None:
-    """A time limit that may be given in two places."""
+def merge_time_limits(name: str, limit: float | None, other: float | None) -> float | None:
+    """Returns a time limit that may be given as an option, in a FaultPolicy, or in both."""
     if limit is not None and other is not None and limit != other:
         raise ValueError(f"{name} is given twice: {limit}, and {other} in the FaultPolicy")
     return other if limit is None else limit
 
 
 def _time_limit(name: str) -> Check:
-    """Checks seconds that may be given as an option or in the FaultPolicy."""
+    """Returns the check of a time limit."""
 
     def check(value: Any, settings: Settings) -> float | None:
-        limit = checked_seconds(name, given_once(name, value, getattr(settings.faults, name)))
+        policy_limit = getattr(settings.faults, name)
+        limit = checked_seconds(name, merge_time_limits(name, value, policy_limit))
         if limit is None:
             return None
         if settings.num_workers == 0:
             raise ValueError(
-                f"{name} needs worker processes: with num_workers=0 the env runs in this one, "
-                "and nothing is left to look at the clock"
+                f"{name} needs worker processes: with num_workers=0 the envs run in this process, "
+                "and nothing could interrupt them"
             )
         _refuse_caller_steps(name, settings)
-        return limit if limit <= _FOR_EVER else None
+        return limit if limit <= _LONGEST_LIMIT_S else None
 
     return check
 
 
 def _checked_hang_warning(value: Any, settings: Settings) -> float | None:
     seconds = checked_seconds("hang_warning_s", value, or_zero=True)
-    # With the envs in the calling process, nothing is left to write the warning.
-    return seconds if seconds and settings.num_workers and seconds <= _FOR_EVER else None
+    # If the envs are in the calling process, nobody could write the warning.
+    return seconds if seconds and settings.num_workers and seconds <= _LONGEST_LIMIT_S else None
 
 
 def _checked_preload(preload: Any, _: Settings) -> list[str]:
@@ -351,7 +357,6 @@ def _checked_preload(preload: Any, _: Settings) -> list[str]:
 
 
 def _checked_worker_environ(worker_environ: Any, settings: Settings) -> list[dict[str, str]]:
-    """The environment variables of each worker."""
     if worker_environ is None:
         return [{} for _ in range(settings.num_workers)]
     if settings.num_workers == 0:
@@ -359,19 +364,19 @@ def _checked_worker_environ(worker_environ: Any, settings: Settings) -> list[dic
             "worker_environ is for worker processes, and num_workers=0 has none: set os.environ"
         )
     _refuse_caller_steps("worker_environ", settings)
-    one = (lambda _: worker_environ) if isinstance(worker_environ, Mapping) else worker_environ
-    found = []
+    is_constant = isinstance(worker_environ, Mapping)
+    environs = []
     for worker in range(settings.num_workers):
         try:
-            environ = dict(one(worker))
+            environ = dict(worker_environ if is_constant else worker_environ(worker))
             environ = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
         except (TypeError, ValueError) as error:
             raise TypeError(
                 "worker_environ must be a dict of strings, or a function that returns one for a "
-                f"worker's index; of worker {worker}: {error}"
+                f"worker's index; for worker {worker}: {error}"
             ) from error
-        found.append(environ)
-    return found
+        environs.append(environ)
+    return environs
 
 
 def _checked_worker_init(init: Any, settings: Settings) -> Any:
@@ -409,21 +414,21 @@ def _checked_batch_timeout(batch_timeout: Any, settings: Settings) -> float | No
     return seconds
 
 
-def _positive(name: str, optional: bool = True) -> Check:
-    """Checks a positive integer; or None, if the option is optional."""
+def _positive_int(name: str, optional: bool = True) -> Check:
+    """Returns the check of a positive integer, which accepts None if it is optional."""
     return lambda value, _: None if optional and value is None else checked_count(name, value)
 
 
 # ---- texts of environment variables --------------------------------------------------------------
 
 
-def _flag(text: str) -> bool:
+def _parse_flag(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError("it must be 0 or 1")
     return text == "1"
 
 
-def _policy(text: str) -> FaultPolicy:
+def _parse_policy(text: str) -> FaultPolicy:
     """Parses ``on_crash=restart,max_restarts=3``."""
     values: dict[str, Any] = {}
     for entry in filter(None, map(str.strip, text.split(","))):
@@ -433,7 +438,7 @@ def _policy(text: str) -> FaultPolicy:
     return FaultPolicy(**values)
 
 
-def _names(text: str) -> list[str]:
+def _parse_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
@@ -441,7 +446,7 @@ def _names(text: str) -> list[str]:
 
 
 class Scope(Enum):
-    """What an option is about."""
+    """The part of the library that an option configures."""
 
     WORKERS = "how workers run: its variable holds for every Exchange"
     EXCHANGE = "the envs of an Exchange: its variable holds for vector envs"
@@ -450,14 +455,14 @@ class Scope(Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """The table's entry for an option, besides its name and type.
+    """The table's entry for an option, without its name and type.
 
     Attributes:
-        default: The value where none is given.
+        default: The value if none is given.
         doc: Its text in docstrings.
         check: Returns the value to use; raises ValueError or TypeError. None: any will do.
         parse: Makes the value from its environment variable's text. None: it has no variable.
-        scope: What it is about.
+        scope: The part of the library that it configures.
     """
 
     default: Any
@@ -467,9 +472,9 @@ class Option:
     scope: Scope = Scope.EXCHANGE
 
 
-def _option(default: Any, doc: str, **how: Any) -> Any:
+def _option(default: Any, doc: str, **entry: Any) -> Any:
     """A field of the table; Any, because type checkers take it for the field's default."""
-    return field(default=default, metadata={"option": Option(default, doc, **how)})
+    return field(default=default, metadata={"option": Option(default, doc, **entry)})
 
 
 @dataclass
@@ -479,7 +484,7 @@ class VectorEnvOptions:
     The first ones are ``AsyncVectorEnv``'s, in its order. The rest is in the order of checks: one
     that looks at another option's value comes after it.
 
-    Type checkers see the signature of this class as that of ``ShmVectorEnv``. It is not made.
+    Type checkers see the signature of this class as that of ``ShmVectorEnv``. It has no instances.
     """
 
     env_fns: Sequence[Callable[[], gym.Env[Any, Any]]] = field(
@@ -496,7 +501,7 @@ class VectorEnvOptions:
         """Whether observations and actions lie in arrays in shared memory. False: they travel as
         messages, through shared memory as well, which is slower but takes values of any space,
         Sequence, Graph and classes of your own included.""",
-        parse=_flag,
+        parse=_parse_flag,
     )
     copy: bool = _option(
         True,
@@ -508,19 +513,19 @@ class VectorEnvOptions:
     context: str | BaseContext | None = _option(
         None,
         """How processes are started: "fork", "spawn", "forkserver", one of multiprocessing's
-        contexts, or None for Python's default. No script is run again.""",
+        contexts, or None for Python's default. None of them runs the program's script again.""",
         check=_checked_context,
         parse=str,
     )
     daemon: bool = _option(
         True,
-        "What the processes say of themselves; they may start others in any case.",
+        "The ``daemon`` attribute of the processes; they may start others in any case.",
     )
     worker: Callable[..., None] | None = _option(
         None,
         """A worker function for ``AsyncVectorEnv``, which takes over how an env is stepped and
-        reset. It runs as it is, in a thread for each env, and is fed by pipes: slower than the
-        default.""",
+        reset. It runs unchanged, in a thread for each env, and gets its commands through pipes:
+        slower than the default.""",
         check=checked_worker,
         scope=Scope.VECTOR_ENV,
     )
@@ -549,7 +554,7 @@ class VectorEnvOptions:
         (by affinity, cgroup quota, Slurm, Ray and torchrun), at most one for each env. 0: the envs
         live in the calling process, for debuggers and profilers.""",
         check=_checked_num_workers,
-        parse=AtMost,
+        parse=MaxWorkers,
         scope=Scope.WORKERS,
     )
     caller_steps: bool = _option(
@@ -563,16 +568,18 @@ class VectorEnvOptions:
         None,
         """How many envs of a worker may be in ``step`` or ``reset`` at once, for envs that wait
         (for a server, a browser, another program) and native code that gives up the GIL; each lives
-        in a thread of its own. "auto": learned. Envs whose ``step`` or ``reset`` is a coroutine
+        in a thread of its own. So many are built at once, too, except the first of a worker, so
+        ``env_fns`` run in several threads. "auto": it is learned, and all are built at once.
+        Envs whose ``step`` or ``reset`` is a coroutine
         function share an event loop instead, and None lets all of them be busy at once.""",
         check=_checked_overlap,
     )
     spare_envs: int = _option(
         0,
-        """Number of further copies of each env, which are reset ahead, while the env's episode is
-        played, for resets that take long and wait or give up the GIL. A copy lives in a thread of
-        its own. Episodes have other seeds than without, which follow from those of ``reset``.
-        docs/waiting-envs.md says what copies may not share.""",
+        """Number of further copies of each env. They are reset ahead, while the env's episode is
+        played: for resets that take long, and wait or give up the GIL. A copy lives in a thread of
+        its own. The seeds of episodes follow from those of ``reset``, but differ from those without
+        copies. docs/waiting-envs.md says what copies may not share.""",
         check=_checked_spare_envs,
     )
     wait_policy: str = _option(
@@ -588,8 +595,8 @@ class VectorEnvOptions:
         None,
         """How many threads BLAS, OpenMP, torch and OpenCV may start in a worker. None: its share of
         the cores. 0: as many as they like. Variables such as ``OMP_NUM_THREADS`` that you have set
-        hold. (Loaded before a fork, BLAS is reached only if threadpoolctl is installed; GNU's
-        OpenMP, which torch has, gets one.)""",
+        hold. (If the program has loaded them before a fork, OpenBLAS is not limited, and GNU's
+        OpenMP, which torch has, gets one thread.)""",
         check=_checked_threads,
         parse=int,
         scope=Scope.WORKERS,
@@ -597,15 +604,15 @@ class VectorEnvOptions:
     pin_workers: bool = _option(
         False,
         "Whether each worker is bound to a core of its own.",
-        parse=_flag,
+        parse=_parse_flag,
         scope=Scope.WORKERS,
     )
     faults: FaultPolicy | None = _option(
         None,
-        """What is done when a worker dies, an env raises or takes too long. None: all that is
-        raised.""",
+        """What is done when a worker dies, an env raises or takes too long. None: each of these
+        raises.""",
         check=_checked_faults,
-        parse=_policy,
+        parse=_parse_policy,
     )
     step_timeout: float | None = _option(
         None,
@@ -626,7 +633,7 @@ class VectorEnvOptions:
         episode are truncated; in mode SAME_STEP, the episodes that have just begun. Workers do so
         one after the other: the first restart of worker ``i`` of ``n`` comes after ``(i + 1) / n``
         of these steps.""",
-        check=_positive("recycle_after"),
+        check=_positive_int("recycle_after"),
         parse=int,
     )
     hang_warning_s: float | None = _option(
@@ -642,7 +649,7 @@ class VectorEnvOptions:
         """Whether an exception of an env is also logged before it is raised, in the words of
         ``AsyncVectorEnv`` ("Received the following error from Worker-3 - Shutting it down", where
         3 is the env, and nothing is shut down).""",
-        parse=_flag,
+        parse=_parse_flag,
         scope=Scope.WORKERS,
     )
     preload: Sequence[str] = _option(
@@ -650,13 +657,13 @@ class VectorEnvOptions:
         """Modules that are imported once, before workers are forked, by this process or by the fork
         server, besides those that the env_fns name.""",
         check=_checked_preload,
-        parse=_names,
+        parse=_parse_names,
     )
     compile_wrappers: bool = _option(
         True,
         """Whether a worker steps wrappers of Gymnasium's that it knows in compiled code, with the
         same results; docs/wrappers.md lists them.""",
-        parse=_flag,
+        parse=_parse_flag,
         scope=Scope.WORKERS,
     )
     worker_environ: WorkerEnviron = _option(
@@ -688,14 +695,14 @@ class VectorEnvOptions:
         4,
         """With ``copy=False`` and ``batch_size``: how many results of each env there is room for.
         One is being written, the others may be held in batches.""",
-        check=_positive("num_buffers", optional=False),
+        check=_positive_int("num_buffers", optional=False),
         scope=Scope.VECTOR_ENV,
     )
     hold_batches: int | None = _option(
         None,
-        """Then: after so many further ``recv`` a batch may be written again, even if its arrays are
-        still there. None: only when they are gone, or by ``release``.""",
-        check=_positive("hold_batches"),
+        """Likewise: after so many further ``recv`` a batch may be overwritten, even if its arrays
+        are still in use. None: only when they are gone, or by ``release``.""",
+        check=_positive_int("hold_batches"),
         scope=Scope.VECTOR_ENV,
     )
     record_order: list[npt.NDArray[np.intp]] | None = _option(
@@ -721,7 +728,7 @@ OPTIONS: dict[str, Option] = {
 # ---- signature and docstring ---------------------------------------------------------------------
 
 
-def signed_as(
+def with_signature_of(
     table: Callable[P, object],
 ) -> Callable[
     [Callable[[Owner, list[Any], Settings], None]],
@@ -729,7 +736,7 @@ def signed_as(
 ]:
     """Gives an ``__init__(self, env_fns, settings)`` the table's signature and documentation.
 
-    ``install`` and the environment give the values of options that are left out or None.
+    Options that are left out or None get their values from ``install`` and the environment.
     """
     signature = inspect.signature(table)
 
@@ -737,29 +744,29 @@ def signed_as(
         init: Callable[[Owner, list[Any], Settings], None],
     ) -> Callable[Concatenate[Owner, P], None]:
         def checked(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            if args or "env_fns" in kwargs:  # what is no list of functions is the first mistake
+            if args or "env_fns" in kwargs:  # checked first, since users get it wrong most often
                 checked_env_fns(args[0] if args else kwargs["env_fns"])  # type: ignore[arg-type]
             refuse_unknown(type(self).__name__, kwargs, signature.parameters)
-            given = signature.bind(*args, **kwargs).arguments
-            env_fns = checked_env_fns(given.pop("env_fns"))
-            init(self, env_fns, _settings(len(env_fns), given, OPTIONS, _outside()))
+            options = signature.bind(*args, **kwargs).arguments
+            env_fns = checked_env_fns(options.pop("env_fns"))
+            init(self, env_fns, _make_settings(len(env_fns), options, OPTIONS, _outside_defaults()))
 
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = list(signature.parameters.values())
         checked.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [own, *parameters], return_annotation=None
+            [receiver, *parameters], return_annotation=None
         )
         checked.__annotations__ = {each.name: each.annotation for each in parameters}
         checked.__name__, checked.__qualname__ = init.__name__, init.__qualname__
         checked.__module__ = init.__module__
-        checked.__doc__ = documented(init.__doc__ or "")
+        checked.__doc__ = add_options_to_docstring(init.__doc__ or "")
         return checked
 
     return decorate
 
 
-def documented(doc: str) -> str:
-    """A docstring with an ``Args`` section of all options inserted before ``Raises``."""
+def add_options_to_docstring(doc: str) -> str:
+    """Inserts an ``Args`` section of all options into a docstring, before ``Raises``."""
     lines = ["Args:"]
     for entry in fields(VectorEnvOptions):
         text = " ".join(entry.metadata["option"].doc.split())
@@ -776,16 +783,16 @@ def documented(doc: str) -> str:
     return f"{before}{text}\n\n{raises}{after}"
 
 
-def takes_options(*chosen: str, because: str) -> Callable[[Init], Init]:
-    """Has an ``__init__`` with ``**options`` take those of an Exchange, but for some.
+def takes_options(*excluded: str, reason: str) -> Callable[[Init], Init]:
+    """Makes an ``__init__`` with ``**options`` take those of an Exchange, except for some.
 
-    Others are refused. ``{options}`` in the docstring becomes the names of those that are taken.
+    Others are refused. ``{options}`` in the docstring becomes the names of those that it takes.
 
     Args:
-        *chosen: Names of the options that the class sets itself, or that have no meaning for it.
-        because: The reason, for the message.
+        *excluded: Names of the options that the class sets itself, or that have no meaning for it.
+        reason: Why they are excluded, for the message.
     """
-    names = sorted(_of_exchange().keys() - set(chosen))
+    names = sorted(_exchange_options().keys() - set(excluded))
 
     def decorate(init: Init) -> Init:
         parameters = inspect.signature(init).parameters
@@ -795,7 +802,7 @@ def takes_options(*chosen: str, because: str) -> Callable[[Init], Init]:
             refused = [name for name in kwargs if name not in parameters and name not in names]
             if refused:
                 raise TypeError(
-                    f"{type(self).__name__}() takes no {', '.join(refused)}: {because}. Of "
+                    f"{type(self).__name__}() takes no {', '.join(refused)}: {reason}. Of "
                     f"ShmVectorEnv's options it takes {', '.join(names)}"
                     f"{did_you_mean(refused, [*parameters, *names])}"
                 )
@@ -808,12 +815,12 @@ def takes_options(*chosen: str, because: str) -> Callable[[Init], Init]:
     return decorate
 
 
-# ---- values that a program does not give ---------------------------------------------------------
+# ---- defaults from outside -----------------------------------------------------------------------
 
-_installed: list[dict[str, Any]] = []  # the options of each call of install
+_installations: list[dict[str, Any]] = []  # the options of each call of install
 
 
-def variable(name: str) -> str:
+def environment_variable(name: str) -> str:
     """The environment variable of an option."""
     return f"SHMVEC_{name.upper()}"
 
@@ -827,116 +834,113 @@ def add_installed(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     added = {name: value for name, value in options.items() if value is not None}
     if "num_workers" in added:
-        added["num_workers"] = AtMost(added["num_workers"])
-    _check(Settings(num_envs=_MANY), added, OPTIONS)
-    _installed.append(added)
+        added["num_workers"] = MaxWorkers(added["num_workers"])
+    _check_values(Settings(num_envs=_ASSUMED_NUM_ENVS), added, OPTIONS)
+    _installations.append(added)
     return added
 
 
 def end_installed(added: dict[str, Any] | None = None) -> bool:
-    """Takes away what was added, with what was added later; None: all. Whether nothing is left."""
-    for index, options in enumerate(_installed):
+    """Removes options, and those added later (None: all); returns whether none are left."""
+    for index, options in enumerate(_installations):
         if added is None or options is added:
-            del _installed[index:]
-            return not _installed
+            del _installations[index:]
+            return not _installations
     return False
 
 
-def with_faults(options: dict[str, Any], policy: FaultPolicy) -> dict[str, Any]:
-    """Options with a default for ``faults`` that defaults from outside override."""
-    if "faults" in options or any("faults" in defaults for defaults in _outside()):
-        return options
-    return {**options, "faults": policy}
-
-
 def exchange_settings(num_envs: int, options: Mapping[str, Any]) -> Settings:
-    """The settings of an Exchange; the environment gives those for workers, where not given.
+    """The settings of an Exchange; the environment has defaults for the options of workers.
 
     Raises:
         TypeError: An Exchange has no such option; or the option's check raises it.
         ValueError: A value is out of range, or none of the allowed words.
     """
-    mine = _of_exchange()
-    refuse_unknown("Exchange", options, mine)
-    return _settings(num_envs, options, mine, [_environment(Scope.WORKERS)])
+    table = _exchange_options()
+    refuse_unknown("Exchange", options, table)
+    return _make_settings(num_envs, options, table, [_environment_defaults(Scope.WORKERS)])
 
 
-def _of_exchange() -> dict[str, Option]:
-    """The options of an Exchange."""
+def _exchange_options() -> dict[str, Option]:
     return {name: each for name, each in OPTIONS.items() if each.scope is not Scope.VECTOR_ENV}
 
 
-def _settings(
+def _make_settings(
     num_envs: int,
     options: Mapping[str, Any],
     table: Mapping[str, Option],
     outside: Iterable[Mapping[str, Any]],
 ) -> Settings:
-    """The checked values of options, and of defaults from outside for those that are not given.
+    """Checks the caller's options; those that are missing or None get defaults from outside.
 
-    One rule holds for such defaults, whose earlier mappings have precedence: one whose check fails
-    beside what the caller has given, or with which the check of that fails, is dropped.
+    Earlier mappings of defaults have precedence. A default is dropped if it does not fit the
+    caller's values: either its check fails, or it makes the check of one of them fail.
     """
-    values = {name: value for name, value in options.items() if value is not None}
-    for defaults in outside:
-        values |= _compatible(num_envs, values, defaults, table)
+    fallbacks = {name: each.value for name, each in options.items() if isinstance(each, Fallback)}
+    explicit = {name: value for name, value in options.items() if name not in fallbacks}
+    values = {name: value for name, value in explicit.items() if value is not None}
+    for defaults in [*outside, fallbacks]:
+        values |= _compatible_defaults(num_envs, values, defaults, table)
     settings = Settings(num_envs=num_envs)
-    _check(settings, {**options, **values}, table)
+    _check_values(settings, {**explicit, **values}, table)
     return settings
 
 
-def _compatible(
+def _compatible_defaults(
     num_envs: int,
     values: Mapping[str, Any],
     defaults: Mapping[str, Any],
     table: Mapping[str, Option],
 ) -> dict[str, Any]:
-    """The defaults whose checks, and those of the values, do not fail beside each other."""
-    left = {name: value for name, value in defaults.items() if name not in values}
-    while left and (refused := _refused(num_envs, {**values, **left}, table)) is not None:
-        if refused not in left:  # one of the defaults has it refused
-            others = ({each: left[each] for each in left if each != name} for name in left)
-            apart = [_refused(num_envs, {**values, **each}, table) for each in others]
-            named = [name for name, now in zip(left, apart, strict=True) if now != refused]
-            if not named:  # it is wrong by itself
+    """The defaults that fit the values and each other: no check fails."""
+    fitting = {name: value for name, value in defaults.items() if name not in values}
+    while fitting and (misfit := _misfit(num_envs, {**values, **fitting}, table)) is not None:
+        if misfit not in fitting:  # the caller's: find the default with which it is refused
+            trial = dict(values)
+            if _misfit(num_envs, trial, table) == misfit:  # it is wrong by itself
                 break
-            refused = named[0]
-        del left[refused]
-    return left
+            for name in fitting:
+                trial[name] = fitting[name]
+                if _misfit(num_envs, trial, table) == misfit:
+                    break
+            misfit = name
+        del fitting[misfit]
+    return fitting
 
 
-def _refused(num_envs: int, values: Mapping[str, Any], table: Mapping[str, Option]) -> str | None:
-    """The first option whose check fails; None: there is none."""
+def _misfit(num_envs: int, values: Mapping[str, Any], table: Mapping[str, Option]) -> str | None:
     settings = Settings(num_envs=num_envs)
     try:
-        _check(settings, values, table)
+        _check_values(settings, values, table)
     except (TypeError, ValueError):
         return next(name for name in table if name not in vars(settings))
     return None
 
 
-def _check(settings: Settings, given: Mapping[str, Any], table: Mapping[str, Option]) -> None:
-    """Sets the checked values of options, one after the other."""
+def _check_values(
+    settings: Settings, values: Mapping[str, Any], table: Mapping[str, Option]
+) -> None:
     for name, option in table.items():
-        value = given.get(name, option.default)
+        value = values.get(name, option.default)
         setattr(settings, name, value if option.check is None else option.check(value, settings))
 
 
-def _outside() -> list[dict[str, Any]]:
-    """Defaults from outside: of the calls of ``install``, the last one first, and variables."""
-    return [*reversed(_installed), _environment()]
+def _outside_defaults() -> list[dict[str, Any]]:
+    """Defaults from outside, by precedence: calls of ``install``, the last first; variables."""
+    return [*reversed(_installations), _environment_defaults()]
 
 
-def _environment(scope: Scope | None = None) -> dict[str, Any]:
-    """Values of environment variables: of the options of this scope, or of all."""
-    found = {}
+def _environment_defaults(scope: Scope | None = None) -> dict[str, Any]:
+    """Values of the environment variables of all options, or of those of one scope."""
+    values = {}
     for name, option in OPTIONS.items():
-        text = os.environ.get(variable(name), "").strip()
+        variable = environment_variable(name)
+        text = os.environ.get(variable, "").strip()
         if not text or option.parse is None or scope not in (None, option.scope):
             continue
         try:
-            found[name] = option.parse(text)
-            _check(Settings(num_envs=1), {name: found[name]}, OPTIONS)
+            values[name] = option.parse(text)
+            _check_values(Settings(num_envs=1), {name: values[name]}, OPTIONS)
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{variable(name)}={text!r} in the environment: {error}") from None
-    return found
+            raise ValueError(f"{variable}={text!r} in the environment: {error}") from None
+    return values

@@ -12,9 +12,9 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from shmvec._hints import names, takes
+from shmvec._hints import can_be_called, has_parameter
 from shmvec.faults import RemoteTraceback, add_note
-from shmvec.spaces import mapped
+from shmvec.spaces import ARRAY_SPACES, mapped
 
 __all__ = [
     "PADDING",
@@ -23,19 +23,18 @@ __all__ = [
     "PolicyCaller",
     "as_policy",
     "check_policy",
-    "chosen",
+    "select_rows",
 ]
 
 Policy = Callable[[Any, npt.NDArray[np.int64]], Any]
 Rows = npt.NDArray[np.intp]
-
-_OF_ARRAYS = gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiBinary, gym.spaces.MultiDiscrete
+ValueOfEnv = tuple[str, Callable[[int], Any]]  # a name, and a function of an env's index
 
 PADDING = -1  # the env id of a row that only fills a batch
 
 
-class Asked(Protocol):
-    """Envs that a policy's actions are for: an exchange's, or those of several."""
+class SteppedEnvs(Protocol):
+    """Envs that a policy steps: those of one exchange, or of several."""
 
     single_observation_space: gym.Space[Any]
     single_action_space: gym.Space[Any]
@@ -45,15 +44,15 @@ class Asked(Protocol):
 
 
 def check_policy(
-    policy: Any, batch: str, of_calls: Collection[str] = (), of_resets: Collection[str] = ()
+    policy: Any, batch: str, call_names: Collection[str] = (), reset_names: Collection[str] = ()
 ) -> None:
     """Checks a policy, its ``reset``, and that ``batch`` is "ready" or "fixed".
 
     Args:
         policy: The policy.
         batch: The argument of this name.
-        of_calls: Names of what its calls get besides observations and envs, if they name it.
-        of_resets: Names of what calls of its ``reset`` get besides envs, if they name it.
+        call_names: Names of optional arguments, besides observations and envs.
+        reset_names: Names of optional arguments of its ``reset``, besides envs.
     """
     if batch not in ("ready", "fixed"):
         raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
@@ -61,89 +60,89 @@ def check_policy(
         raise TypeError(f"policy must be callable, policy(observations, env_ids), got {policy!r}")
     if isinstance(policy, type):
         raise TypeError(f"policy is the class {policy.__name__}: give an object of it")
-    named = {name: None for name in of_calls if names(policy, name, None, None)}
-    if not takes(policy, None, None, **named):
+    keywords = {name: None for name in call_names if has_parameter(policy, name, None, None)}
+    if not can_be_called(policy, None, None, **keywords):
         hint = ": give lambda observations, env_ids: policy(observations)"
         raise TypeError(
             "policy must take two arguments, policy(observations, env_ids), and takes "
-            f"{inspect.signature(policy)}{hint if takes(policy, None) else ''}"
+            f"{inspect.signature(policy)}{hint if can_be_called(policy, None) else ''}"
         )
     reset = getattr(policy, "reset", None)
     if callable(reset):
-        named = {name: None for name in of_resets if names(reset, name, None)}
-        if not takes(reset, None, **named):
+        keywords = {name: None for name in reset_names if has_parameter(reset, name, None)}
+        if not can_be_called(reset, None, **keywords):
             raise TypeError(
                 "a policy's reset gets the envs in which episodes begin, reset(env_ids), and "
-                f"{' and '.join(of_resets) or 'nothing'} by name; it takes "
+                f"{' and '.join(reset_names) or 'nothing'} by name; it takes "
                 f"{inspect.signature(reset)}"
             )
 
 
 def as_policy(policy: Any) -> Any:
-    """A policy; a model with ``predict``, as Stable-Baselines3's, is made one."""
+    """Returns the policy; a model with ``predict``, as Stable-Baselines3's, becomes one."""
     if callable(policy) or not callable(getattr(policy, "predict", None)):
         return policy
-    return _Predicting(policy)
+    return _ModelPolicy(policy)
 
 
-class _Predicting:
-    """A model's ``predict`` that returns no state, as a policy, which samples no actions."""
+class _ModelPolicy:
+    """A model's ``predict`` as a policy, which samples no actions. The model has no state."""
 
     def __init__(self, model: Any) -> None:
         self._predict = model.predict
-        self._named = {"deterministic": True} if names(self._predict, "deterministic", None) else {}
+        optional = has_parameter(self._predict, "deterministic", None)
+        self._keywords = {"deterministic": True} if optional else {}
         self.reset = getattr(model, "reset", None)
 
     def __call__(self, observations: Any, env_ids: Any) -> Any:
-        answer = self._predict(observations, **self._named)
+        answer = self._predict(observations, **self._keywords)
         if not isinstance(answer, tuple) or len(answer) != 2:
             return answer
         actions, state = answer
         if state is not None:
             raise TypeError(
-                "predict has returned a state, which a policy keeps for each env: give what does "
-                "so, as Model of examples/evaluate_sb3.py"
+                "predict has returned a state, which must be kept for each env: give a policy that "
+                "does so, such as Model of examples/evaluate_sb3.py"
             )
         return actions
 
 
 class InformedPolicy:
-    """A policy that names more parameters than observations and envs, as one that does not.
+    """Calls a policy, and its ``reset``, with the optional arguments that they have.
 
-    Its calls, and those of its ``reset``, get what they take: a list with a value for each env.
+    Each of these is a list with a value for each env.
     """
 
     def __init__(
         self,
         policy: Any,
-        of_calls: Mapping[str, Callable[[int], Any]],
-        of_resets: Mapping[str, Callable[[int], Any]],
+        call_values: Mapping[str, Callable[[int], Any]],
+        reset_values: Mapping[str, Callable[[int], Any]],
     ) -> None:
-        """Looks which parameters the policy names.
+        """Finds out which of these arguments the policy has.
 
         Args:
             policy: The policy.
-            of_calls: By name, the value for an env that a call may get.
-            of_resets: By name, the value for an env that a call of its ``reset`` may get.
+            call_values: By name of an argument, a function that returns an env's value.
+            reset_values: Likewise, for the policy's ``reset``.
         """
         self._policy = policy
-        self._named = [each for each in of_calls.items() if names(policy, each[0], None, None)]
+        self._values = [v for v in call_values.items() if has_parameter(policy, v[0], None, None)]
         reset = getattr(policy, "reset", None)
         if callable(reset):
-            named = [each for each in of_resets.items() if names(reset, each[0], None)]
-            self.reset = lambda env_ids: reset(env_ids, **_values(named, env_ids))
+            values = [v for v in reset_values.items() if has_parameter(reset, v[0], None)]
+            self.reset = lambda env_ids: reset(env_ids, **_lists_by_name(values, env_ids))
 
     def __call__(self, observations: Any, env_ids: Any) -> Any:
         """Calls the policy."""
-        return self._policy(observations, env_ids, **_values(self._named, env_ids))
+        return self._policy(observations, env_ids, **_lists_by_name(self._values, env_ids))
 
 
-def _values(named: Sequence[tuple[str, Callable[[int], Any]]], env_ids: Any) -> dict[str, Any]:
-    """Lists by name; a row that only fills the batch is a copy of the first."""
-    envs: list[int] = env_ids.tolist() if named else []
-    return {
-        name: [value(envs[0] if env == PADDING else env) for env in envs] for name, value in named
-    }
+def _lists_by_name(values: Sequence[ValueOfEnv], env_ids: Any) -> dict[str, Any]:
+    """Lists of values by name; a padding row has the first env's."""
+    envs: list[int] = env_ids.tolist() if values else []
+    envs = [envs[0] if env == PADDING else env for env in envs]
+    return {name: [value(env) for env in envs] for name, value in values}
 
 
 class PolicyCaller:
@@ -157,21 +156,21 @@ class PolicyCaller:
 
     def __init__(
         self,
-        exchange: Asked,
+        exchange: SteppedEnvs,
         policy: Policy,
         size: int | None,
         read: Callable[[Any], Any] = np.asarray,
-        keep: Callable[[Any], Any] = np.asarray,
+        read_extra: Callable[[Any], Any] = np.asarray,
     ) -> None:
         """Prepares to call a policy.
 
         Args:
-            exchange: The envs; an :class:`shmvec.exchange.Exchange`, or what stands for several.
+            exchange: The envs: an :class:`shmvec.exchange.Exchange`, or several behind one object.
             policy: Called with observations and their envs; before that its ``reset``, if it has
                 one, is called with the envs in which episodes begin.
             size: Rows of every batch, padding included. None: as many rows as envs.
             read: Converts actions to an array.
-            keep: Converts an extra to an array or tensor.
+            read_extra: Converts an extra to an array or tensor.
         """
         self._exchange = exchange
         self._policy = policy
@@ -179,18 +178,18 @@ class PolicyCaller:
         self._reset = reset if callable(reset) else None
         self.has_reset = self._reset is not None
         self._size = size
-        self._read, self._keep = read, keep
+        self._read, self._read_extra = read, read_extra
         self.batches = 0
         self.seconds = 0.0
         self._space: gym.Space[Any] = exchange.single_action_space
-        self._plain = isinstance(self._space, _OF_ARRAYS)
+        self._is_array_space = isinstance(self._space, ARRAY_SPACES)
 
     def step(
         self,
         envs: Rows,
         observations: Any,
         rows: Rows | None,
-        begun: list[int],
+        new_episodes: list[int],
         *,
         ask: Callable[[Rows, Any, dict[str, Any]], Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
@@ -200,7 +199,7 @@ class PolicyCaller:
             envs: The envs of the batch, int ``(n,)``.
             observations: Their observations.
             rows: Rows of the batch that the policy gets, int ``(m,)``. None: all.
-            begun: Envs among these in which an episode begins.
+            new_episodes: Envs among these in which an episode begins.
             ask: Asks envs to step; called with envs, actions and extras. None: the exchange's.
 
         Returns:
@@ -212,9 +211,9 @@ class PolicyCaller:
             TypeError: The dtype is wrong, or NumPy cannot read the arrays. No env was stepped.
             Exception: The exceptions of the policy, and of ``ask``.
         """
-        asked = envs if rows is None else envs[rows]
-        ids = asked.astype(np.int64)
-        missing = 0 if self._size is None else self._size - len(asked)
+        subset = envs if rows is None else envs[rows]
+        ids = subset.astype(np.int64)
+        missing = 0 if self._size is None else self._size - len(subset)
         if missing:
             rows = np.arange(len(envs)) if rows is None else rows
             rows = np.append(rows, np.repeat(rows[:1], missing))
@@ -222,96 +221,98 @@ class PolicyCaller:
         if rows is not None and (len(rows) != len(envs) or missing):
             observations = mapped(
                 self._exchange.single_observation_space,
-                lambda part: chosen(part, rows),
+                lambda part: select_rows(part, rows),
                 observations,
             )
         try:
-            if begun and self._reset is not None:
-                self._reset(np.array(begun, np.int64))
+            if new_episodes and self._reset is not None:
+                self._reset(np.array(new_episodes, np.int64))
             begin = time.perf_counter()
             answer = self._policy(observations, ids)
             self.seconds += time.perf_counter() - begin
-            actions, extras = self._parted(answer)
+            actions, extras = self._split_answer(answer)
         except Exception as error:
-            where = self._named(asked)
+            where = self._batch_name(subset)
             add_note(error, f"raised by the policy in {where}; its envs were not stepped")
             raise
         try:
-            size, count = len(ids), len(asked)
-            if self._plain:
-                given = _checked(size, count, self._read, self._space, actions)
+            size, count = len(ids), len(subset)
+            if self._is_array_space:
+                actions = _checked_actions(size, count, self._read, self._space, actions)
             else:
-                check = partial(_checked, size, count, self._read)
-                given = mapped(self._space, check, self._space, actions)
-            besides = {key: _rows_of(key, extras[key], size, count, self._keep) for key in extras}
+                check = partial(_checked_actions, size, count, self._read)
+                actions = mapped(self._space, check, self._space, actions)
+            extras = {
+                k: _checked_extra(k, extras[k], size, count, self._read_extra) for k in extras
+            }
             if ask is None:
-                self._exchange.ask(asked, given)
+                self._exchange.ask(subset, actions)
             else:
-                ask(asked, given, besides)
+                ask(subset, actions, extras)
         except (TypeError, ValueError, LookupError) as error:
-            if isinstance(error.__cause__, RemoteTraceback):  # of an env: `ask` may wait for it
+            if isinstance(error.__cause__, RemoteTraceback):  # an env's error, if `ask` has waited
                 raise
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"the policy's actions for {self._named(asked)}: {error}") from error
+            raise kind(f"the policy's actions for {self._batch_name(subset)}: {error}") from error
         self.batches += 1
-        return given, besides
+        return actions, extras
 
-    def _parted(self, answer: Any) -> tuple[Any, Mapping[str, Any]]:
-        """Splits a policy's answer into the actions, and the dict of extras, if there is one."""
+    def _split_answer(self, answer: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Splits a policy's answer into actions and a dict of extras, which may be empty."""
         if not isinstance(answer, tuple) or len(answer) != 2:
             return answer, {}
         if type(answer[1]) is dict or isinstance(answer[1], Mapping):  # the latter is slow
-            if self._plain or not _fits(self._space, answer):
+            if self._is_array_space or not _is_nested_like(self._space, answer):
                 return answer
         return answer, {}
 
-    def _named(self, envs: Rows) -> str:
+    def _batch_name(self, envs: Rows) -> str:
         return f"batch {self.batches}, of envs {envs.tolist()}"
 
 
-def _fits(space: gym.Space[Any], actions: Any) -> bool:
+def _is_nested_like(space: gym.Space[Any], actions: Any) -> bool:
     """Whether a policy's answer is nested like a batch of actions, and so holds no extras."""
     if isinstance(space, gym.spaces.Dict):
         return isinstance(actions, Mapping) and all(
-            key in actions and _fits(part, actions[key]) for key, part in space.items()
+            key in actions and _is_nested_like(part, actions[key]) for key, part in space.items()
         )
     if isinstance(space, gym.spaces.Tuple):
         return (
             isinstance(actions, (tuple, list))
             and len(actions) == len(space.spaces)
-            and all(map(_fits, space.spaces, actions))
+            and all(map(_is_nested_like, space.spaces, actions))
         )
     if isinstance(actions, tuple):  # one action for each env, which may be a dict
         return len({isinstance(action, Mapping) for action in actions}) < 2
     return not isinstance(actions, Mapping)
 
 
-def _rows_of(key: str, values: Any, size: int, count: int, keep: Callable[[Any], Any]) -> Any:
-    """The first ``count`` of the ``size`` rows of an extra."""
+def _checked_extra(key: str, values: Any, size: int, count: int, read: Callable[[Any], Any]) -> Any:
+    """Checks an extra of ``size`` rows; returns the first ``count``, without the padding."""
     try:
-        values = keep(values)
+        values = read(values)
     except Exception as error:
-        raise TypeError(f"{key!r}, which comes with them, cannot be read: {error}") from error
+        raise TypeError(f"the extra {key!r} cannot be read: {error}") from error
     if values.shape[:1] != (size,):  # a tensor's shape is a tuple, too
         raise ValueError(
-            f"{key!r}, which comes with them, has shape {tuple(values.shape)}, and must have a row "
-            f"for each of {size}"
+            f"the extra {key!r} has shape {tuple(values.shape)}, and must have a row for each of "
+            f"{size}"
         )
     return values if count == size else values[:count]
 
 
-def chosen(part: Any, rows: Rows) -> Any:
-    """Selects rows of a batch, or of a part of one."""
+def select_rows(part: Any, rows: Rows) -> Any:
+    """Selects rows of one part of a batch."""
     if hasattr(part, "shape"):  # an array, or a tensor
         return part[rows]
     return tuple(part[row] for row in rows)  # Gymnasium batches this space as a tuple
 
 
-def _checked(
+def _checked_actions(
     size: int, count: int, read: Callable[[Any], Any], space: gym.Space[Any], actions: Any
 ) -> Any:
     """Checks the actions of ``size`` rows; returns the first ``count``, without the padding."""
-    if isinstance(space, _OF_ARRAYS):
+    if isinstance(space, ARRAY_SPACES):
         try:
             actions = read(actions)
         except Exception as error:  # a tensor of another device, or one that requires gradients

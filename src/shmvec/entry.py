@@ -22,23 +22,28 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import gymnasium.vector
 from gymnasium.envs.registration import EnvSpec
 
 from shmvec._arguments import checked_count, checked_wrappers
-from shmvec._hints import did_you_mean, found_spec, refuse_unknown
+from shmvec._core import is_native
+from shmvec._hints import did_you_mean, find_env_spec, refuse_unknown
 from shmvec._options import OPTIONS, add_installed, end_installed
 from shmvec.faults import add_note
-from shmvec.vector_env import ShmVectorEnv
+
+if TYPE_CHECKING or is_native:
+    from shmvec.vector_env import ShmVectorEnv
+else:
+    from shmvec._pure import ShmVectorEnv
 
 __all__ = ["Installation", "install", "make_vec", "uninstall"]
 
-_NAME = "AsyncVectorEnv"
+_CLASS_NAME = "AsyncVectorEnv"
 _ORIGINAL = gymnasium.vector.AsyncVectorEnv
-_VERSIONED = re.compile(r".+-v\d+")  # other ids are known only once they are registered
+_VERSIONED_ID = re.compile(r".+-v\d+")  # other ids count only once they are registered
 
 
 def make_vec(
@@ -78,24 +83,24 @@ def make_vec(
     """
     if "vectorization_mode" in kwargs:
         raise TypeError(
-            f"make_vec has no vectorization_mode (given: {kwargs['vectorization_mode']!r}): it "
-            "makes a ShmVectorEnv, always. Leave it out"
+            f"make_vec has no vectorization_mode (got {kwargs['vectorization_mode']!r}): it always "
+            "makes a ShmVectorEnv. Leave it out"
         )
     if isinstance(id, EnvSpec):
         spec = copy.deepcopy(id)
     elif isinstance(id, str):
-        spec = copy.deepcopy(found_spec(id))
+        spec = copy.deepcopy(find_env_spec(id))
     else:
         hint = " For an env of your own: ShmVectorEnv([make_env] * 8)" if callable(id) else ""
         raise gym.error.Error(f"Invalid id type: {type(id)}. Expected `str` or `EnvSpec`.{hint}")
-    # The spec of a vector env, as this function makes it, has these arguments.
-    made_with, spec.kwargs = spec.kwargs, {}
-    num_envs = checked_count("num_envs", made_with.pop("num_envs", num_envs))
-    vector_kwargs = {**(made_with.pop("vector_kwargs", vector_kwargs) or {})}
-    wrappers = made_with.pop("wrappers", wrappers)
+    # The spec that this function gives to a vector env has these arguments, too.
+    spec_kwargs, spec.kwargs = spec.kwargs, {}
+    num_envs = checked_count("num_envs", spec_kwargs.pop("num_envs", num_envs))
+    vector_kwargs = {**(spec_kwargs.pop("vector_kwargs", vector_kwargs) or {})}
+    wrappers = spec_kwargs.pop("wrappers", wrappers)
     wrappers = () if wrappers is None else checked_wrappers(wrappers)
-    made_with.pop("vectorization_mode", None)
-    env_kwargs = {**made_with, **kwargs}
+    spec_kwargs.pop("vectorization_mode", None)
+    env_kwargs = {**spec_kwargs, **kwargs}
     for name in (OPTIONS.keys() & kwargs.keys()) - vector_kwargs.keys():
         vector_kwargs[name] = env_kwargs.pop(name)
     if spec.entry_point is None:
@@ -118,7 +123,7 @@ def make_vec(
                 continue
             hint = did_you_mean([name], [*OPTIONS, "num_envs", "vector_kwargs", "wrappers"])
             if name in vector_kwargs:
-                add_note(error, f"{name!r} is an option in vector_kwargs, so this one is the env's")
+                add_note(error, f"{name!r} is also in vector_kwargs; this one is passed to the env")
             elif hint:
                 add_note(error, f"{name!r} is no option of make_vec{hint}")
         raise
@@ -136,7 +141,7 @@ def make_vec(
 
 def __getattr__(name: str) -> Callable[..., ShmVectorEnv]:
     """The entry point for the env id ``name``."""
-    if name not in gym.registry and not _VERSIONED.fullmatch(name):
+    if name not in gym.registry and not _VERSIONED_ID.fullmatch(name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return partial(_make, name)
 
@@ -154,7 +159,7 @@ class Installation:
     """A call of :func:`install`, as a context manager that ends it."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Remembers the options that the call has installed."""
+        """Takes the options that the call has installed."""
         self._options = options
 
     def __enter__(self) -> Installation:
@@ -170,7 +175,7 @@ class Installation:
 def install(**options: Any) -> Installation:
     """Replaces ``gymnasium.vector.AsyncVectorEnv`` by :class:`ShmVectorEnv`, everywhere.
 
-    The name is bound anew in ``gymnasium.vector`` and in every module that has imported it by this
+    The name is rebound in ``gymnasium.vector`` and in every module that has imported it by this
     name before. Existing vector envs, and classes derived from the original, stay as they are.
     Installing twice has the effect of installing once.
 
@@ -211,11 +216,11 @@ def uninstall() -> None:
 def _rebind(old: type[Any], new: type[Any]) -> None:
     """Replaces the class in every module that has it under its name."""
     for name, module in list(sys.modules.items()):
-        try:  # not by getattr: a module that is loaded lazily would load
+        try:  # getattr would load a module that is loaded lazily
             namespace = object.__getattribute__(module, "__dict__")
         except AttributeError:
             continue
         if name.split(".")[0] == "shmvec" or not isinstance(namespace, dict):
             continue
-        if namespace.get(_NAME) is old:
-            namespace[_NAME] = new
+        if namespace.get(_CLASS_NAME) is old:
+            namespace[_CLASS_NAME] = new

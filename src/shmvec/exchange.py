@@ -3,10 +3,10 @@
 ``ShmVectorEnv``, planning and the adapters to other systems are built on it; your code may use it,
 too. An exchange asks envs (``ask``, ``ask_reset``, ``command``), takes their answers (``take``),
 and knows for each env whether it is in flight. Each call is done as a whole or not at all. A
-``take`` that an exception ends (Ctrl-C, a time limit) leaves envs in flight, or idle with their
-results lost. A call that asks and takes at once (``step``, ``reset``, ``call``, ``set_attr``) and
-that an exception ends abandons its requests: the next call waits for their answers, and discards
-them.
+``take`` that an exception ends (Ctrl-C, a time limit) leaves its envs in flight; if it had taken
+their results, they are idle, and the results are lost. A call that asks and takes at once
+(``step``, ``reset``, ``call``, ``set_attr``) and that an exception ends abandons its requests: the
+next call waits for their answers, and discards them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.spaces import Box
 
 from shmvec._arguments import (
     Envs,
     Options,
+    automatic_options,
+    automatic_seeds,
     checked_env_fns,
     checked_env_ids,
     existing_env_ids,
@@ -39,24 +42,26 @@ from shmvec._autoreset import Autoreset, AutoresetMode
 from shmvec._core import (
     DONE,
     TIME_UP,
-    UP,
+    WORKERS_UP,
     Frames,
     Guard,
     Ledger,
     Loan,
     exclusive,
-    whole,
+    round_trip,
 )
 from shmvec._cores import time_on_cores
-from shmvec._hints import add_note, naming_limits
+from shmvec._hints import add_note, explain_process_limits
 from shmvec._memory.layout import ActionRows
-from shmvec._options import Settings, described, exchange_settings
-from shmvec._processes.assembly import agree, assemble, workers_for
-from shmvec._processes.commands import copies_of_each, packed_command
+from shmvec._options import Settings, describe, exchange_settings
+from shmvec._processes.assembly import agree, assemble, make_supervisor
+from shmvec._processes.commands import pack_command, prepare_copies
 from shmvec._processes.host import EnvFn, HostedEnv
-from shmvec._processes.inline import Workers
 from shmvec._processes.recovery import Recovery
+from shmvec._processes.supervisor import Supervisor
+from shmvec._processes.wakes import WakeEvents
 from shmvec.faults import (
+    EnvTimeoutError,
     Failure,
     FaultPolicy,
     Report,
@@ -66,7 +71,7 @@ from shmvec.faults import (
     raise_failures,
 )
 from shmvec.spaces import one_of
-from shmvec.stats import Stats, bits_of_options
+from shmvec.stats import Stats, advised_bits
 
 __all__ = [
     "ActionRows",
@@ -85,7 +90,7 @@ __all__ = [
 
 
 class OwnsProcesses:
-    """Base of what has worker processes: it can be neither pickled nor copied."""
+    """Base of classes that have worker processes: they can be neither pickled nor copied."""
 
     def __reduce__(self) -> Any:
         """Refuses to be pickled or copied."""
@@ -96,7 +101,7 @@ class OwnsProcesses:
 
 
 class Exchange(OwnsProcesses):
-    """Envs in worker processes, and the one ledger of what is in flight.
+    """Envs in worker processes, and the ledger that says which of them are in flight.
 
     Attributes:
         num_envs: Number of envs.
@@ -111,6 +116,8 @@ class Exchange(OwnsProcesses):
         metadata: The first env's.
         render_mode: The first env's.
         ranges: The envs of each worker.
+        reward_space: The space of one env's rewards, a Box of shape ``(k,)``; None: they are
+            numbers.
         layout: The layout of the shared memory.
         guard: Refuses a call while another one is under way.
         recycles: Whether workers are replaced after so many steps.
@@ -131,8 +138,8 @@ class Exchange(OwnsProcesses):
         >>> exchange.close()
     """
 
-    # What each step reads: an object with more attributes than 30 reads them slowly.
-    __slots__ = "_ledger", "_recovery", "_workers", "guard", "recycles"
+    # Slots for what each step reads: objects with more than 30 attributes read them slowly.
+    __slots__ = "_ledger", "_recovery", "_wakes", "_workers", "guard", "recycles"
 
     def __init__(
         self,
@@ -143,6 +150,7 @@ class Exchange(OwnsProcesses):
         hold_batches: int | None = None,
         in_ranges: bool = False,
         may_step_over: bool | None = None,
+        vector_rewards: bool = False,
         wait: bool = True,
         settings: Settings | None = None,
         **options: Any,
@@ -159,6 +167,8 @@ class Exchange(OwnsProcesses):
                 if no caller waits for one of them alone.
             may_step_over: Whether an env whose episode is over may be stepped; None: unless the
                 mode is DISABLED.
+            vector_rewards: Whether rewards may have more than one number, as a ``reward_space`` of
+                the envs says. False: such envs are refused.
             wait: Whether to wait until all envs are built. False: :meth:`initialize` does.
             settings: Options that were checked before, in place of ``options``.
             **options: Options of :class:`shmvec.ShmVectorEnv`, with the same meaning; not those of
@@ -167,17 +177,18 @@ class Exchange(OwnsProcesses):
         Raises:
             Exception: As :class:`shmvec.ShmVectorEnv`.
         """
-        # Set first, because close() must work whatever fails below.
+        # These come first, because close() must work whatever fails below.
         self.closed = False
-        self._crash = ""  # the crash that has closed this exchange
-        self._workers: Workers | None = None
+        self._crash_summary = ""  # of the crash that has closed this exchange
+        self._workers: Supervisor | None = None
         self._ledger: Ledger | None = None
+        self._wakes: WakeEvents | None = None  # for an event loop
         self._owner = os.getpid()
         self.guard = Guard()
-        _owned.add(self)
+        _open_exchanges.add(self)
         functions = checked_env_fns(env_fns)
         self._name = name
-        self._made_at = _caller()
+        self._creation_site = _call_site()
         self.num_envs = len(functions)
         if settings is None:
             settings = exchange_settings(self.num_envs, options)
@@ -189,14 +200,20 @@ class Exchange(OwnsProcesses):
         self.autoreset = settings.autoreset
         if may_step_over is None:
             may_step_over = self.autoreset.by_worker
-        self._ledger_options = num_buffers, bool(may_step_over), in_ranges, hold_batches
-        self._called: Envs | None = None  # the envs of the pending call; None: all
-        self._everyone = np.arange(self.num_envs, dtype=np.intp)
+        self._ledger_options = (
+            num_buffers,
+            bool(may_step_over),
+            in_ranges,
+            hold_batches,
+            vector_rewards,
+        )
+        self._pending_envs: Envs | None = None  # of the pending call; None: all
+        self._all_envs = np.arange(self.num_envs, dtype=np.intp)
 
-        self._workers = workers_for(functions, settings, name)
+        self._workers = make_supervisor(functions, settings, name)
         self.ranges = self._workers.ranges
-        # Ends the workers of an exchange that is forgotten, or still open at exit. It runs before
-        # multiprocessing waits for its children, which weakref.finalize does not promise.
+        # It ends the workers of an exchange that is forgotten, or still open at exit, and runs
+        # before multiprocessing waits for its children. weakref.finalize would not promise that.
         self._finalizer = Finalize(
             self, _finalize, (self._workers, weakref.ref(self)), exitpriority=100
         )
@@ -206,12 +223,12 @@ class Exchange(OwnsProcesses):
             if wait:
                 self.initialize()
         except BaseException:
-            self._abandon()
+            self._kill()
             raise
 
     def __repr__(self) -> str:
-        """How many envs it steps, where, and how; and whether it is closed."""
-        return described(self, self._name, self._settings.method)
+        """Names the number of envs and workers, and whether it is closed."""
+        return describe(self, self._name, self._settings.method)
 
     # ---- starting ----------------------------------------------------------------------------
 
@@ -229,18 +246,18 @@ class Exchange(OwnsProcesses):
             self._start(self._workers)
         except BaseException as error:
             closed = self.closed  # by another thread, or as the program ends
-            self._abandon()
+            self._kill()
             if closed and isinstance(error, Exception):
                 raise ClosedEnvironmentError("The vector env was closed as it started.") from None
             cut_traceback(error)
             raise
         self.initialized = True
 
-    def _start(self, workers: Workers) -> None:
-        """Takes the workers' reports, makes the segment and hands it to them."""
-        num_buffers, may_step_over, in_ranges, hold_batches = self._ledger_options
+    def _start(self, workers: Supervisor) -> None:
+        """Takes the workers' reports, makes the segment and sends it to them."""
+        num_buffers, may_step_over, in_ranges, hold_batches, vector_rewards = self._ledger_options
         try:
-            agreement = agree(workers, self._settings, self._name, num_buffers)
+            agreement = agree(workers, self._settings, self._name, num_buffers, vector_rewards)
         except BaseException:
             workers.dismiss()
             workers.stop(10.0)  # there is no segment yet: the workers only close their envs
@@ -249,8 +266,8 @@ class Exchange(OwnsProcesses):
         self.single_observation_space, self.observation_space = agreement.spaces[:2]
         self.single_action_space, self.action_space = agreement.spaces[2:]
         self.metadata, self.render_mode = agreement.metadata, agreement.render_mode
-        with naming_limits():
-            made = assemble(
+        with explain_process_limits():
+            assembly = assemble(
                 workers,
                 self._settings,
                 agreement,
@@ -259,23 +276,28 @@ class Exchange(OwnsProcesses):
                 in_ranges,
                 hold_batches,
             )
-        made.links.insight().options = bits_of_options(self._settings)
+        assembly.links.insight().options = advised_bits(self._settings)
         self.layout = agreement.layout
-        self._links, self._frames, self._ledger = made.links, made.frames, made.ledger
+        self._links, self._frames, self._ledger = assembly.links, assembly.frames, assembly.ledger
         self._recovery: Recovery = Recovery(
             self.policy,
             self._settings.recycle_after,
-            made.ledger,
+            assembly.ledger,
             workers,
-            made.links.count_fault,
+            assembly.links.count_fault,
         )
         self.tracing: Any = SimpleNamespace(
             guard=self.guard,
             workers=workers,
-            links=made.links,
+            links=assembly.links,
             recovery=self._recovery,
             trace=lambda: None,
         )
+
+    @property
+    def reward_space(self) -> Box | None:
+        """The space of one env's rewards, a Box of shape ``(k,)``; None: they are numbers."""
+        return self.layout.reward_space
 
     @property
     def processes(self) -> list[Any]:
@@ -284,44 +306,43 @@ class Exchange(OwnsProcesses):
 
     # ---- asking ------------------------------------------------------------------------------
 
-    def _settled(self, deadline: float | None = None) -> tuple[Ledger, Workers]:
-        """The ledger and the workers, once abandoned answers are discarded."""
-        ledger, workers = self._open()
+    def _discard_abandoned(self, deadline: float | None = None) -> tuple[Ledger, Supervisor]:
+        """Waits for abandoned answers and discards them; returns the ledger and the workers."""
+        ledger, workers = self._require_open()
         if self.guard.abandoned and not self._discard(ledger, deadline):
             raise multiprocessing.TimeoutError(
-                "timed out: answers to a call that was broken off are still waited for"
+                "timed out: envs have not yet answered a call that was interrupted"
             )
         return ledger, workers
 
     def settle(self, name: str, envs: npt.ArrayLike | None = None, within: Any = None) -> Ledger:
-        """The ledger, once the workers of envs are up and no env is in flight.
+        """Returns the ledger, once the workers of envs are up and no env is in flight.
 
         Raises:
             AlreadyPendingCallError: The call ``name`` would mix with another one.
         """
         self._check_pending(name, within, alone=True)
-        ledger, _ = self._settled()
-        self._asked(envs)
+        ledger, _ = self._discard_abandoned()
+        self._wait_for_workers(envs)
         return ledger
 
-    def _chosen(self, envs: npt.ArrayLike | None) -> Envs:
-        """Indices of envs, as an array: all if it is None; it may be empty."""
+    def _env_indices(self, envs: npt.ArrayLike | None) -> Envs:
         if type(envs) is np.ndarray and envs.dtype == np.intp and envs.flags.c_contiguous:
-            if envs.ndim == 1:  # the usual
+            if envs.ndim == 1:  # the usual case
                 return envs
         if envs is None:
-            return self._everyone
+            return self._all_envs
         if np.size(envs) == 0:
-            return self._everyone[:0]
+            return self._all_envs[:0]
         return checked_env_ids(envs, self.num_envs)
 
-    def _asked(self, envs: npt.ArrayLike | None, deadline: float | None = None) -> Envs:
-        """Indices of envs that are asked; waits for their workers."""
-        chosen = self._chosen(envs)
-        # What is asked of a worker that is being replaced would be lost.
-        if self._open()[0].links.down and not self._wait(UP, chosen, deadline):
+    def _wait_for_workers(self, envs: npt.ArrayLike | None, deadline: float | None = None) -> Envs:
+        """Waits until the workers of envs are up; returns the envs' indices."""
+        indices = self._env_indices(envs)
+        # A request to a worker that is being replaced would be lost.
+        if self._require_open()[0].links.down and not self._wait(WORKERS_UP, indices, deadline):
             raise multiprocessing.TimeoutError("timed out: a worker is still being replaced")
-        return chosen
+        return indices
 
     @exclusive
     def ask(
@@ -333,7 +354,7 @@ class Exchange(OwnsProcesses):
         together: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Asks envs to step, and does not wait, but for workers that are being replaced.
+        """Asks envs to step, and waits only for workers that are being replaced.
 
         Args:
             envs: Which, int ``(n,)``. None: all.
@@ -356,10 +377,10 @@ class Exchange(OwnsProcesses):
         ledger = self._ledger
         if ledger is None or self.guard.abandoned or ledger.links.down:
             deadline = _deadline(timeout)
-            ledger, _ = self._settled(deadline)
-            envs = self._asked(envs, deadline)
+            ledger, _ = self._discard_abandoned(deadline)
+            envs = self._wait_for_workers(envs, deadline)
         elif envs is not None:
-            envs = self._chosen(envs)
+            envs = self._env_indices(envs)
         ledger.step(envs, actions, frame, together)
 
     @exclusive
@@ -372,21 +393,21 @@ class Exchange(OwnsProcesses):
         repeat: bool = True,
         timeout: float | None = None,
     ) -> None:
-        """Asks envs to reset, and does not wait, but for workers that are being replaced.
+        """Asks envs to reset, and waits only for workers that are being replaced.
 
         Args:
             envs: Which, int ``(n,)``. None: all.
             seeds: One (or None) for each of these. None: none at all.
             options: Likewise.
             repeat: Whether a reset that is lost with its worker is repeated with its seed and
-                options. False: it is repeated with neither, so that the caller sees its loss.
+                options. False: it is repeated without them, so that the caller sees the loss.
             timeout: As for :meth:`ask`.
 
         Raises:
             Exception: As :meth:`ask`. Nothing was sent.
         """
         deadline = _deadline(timeout)
-        self._settled(deadline)
+        self._discard_abandoned(deadline)
         together = envs is None
         self._ask_reset(envs, seeds, options, deadline, together=together, repeat=repeat)
 
@@ -396,15 +417,61 @@ class Exchange(OwnsProcesses):
         seeds: Sequence[int | None] | None = None,
         options: Sequence[Any] | None = None,
         deadline: float | None = None,
-        **how: bool,
+        **flags: bool,
     ) -> None:
-        ledger, workers = self._open()
-        chosen = self._asked(envs, deadline)
-        if not len(chosen):
+        ledger, workers = self._require_open()
+        indices = self._wait_for_workers(envs, deadline)
+        if not len(indices):
             return
-        ledger.reset(chosen, seeds, copies_of_each(workers, options), **how)
+        ledger.reset(indices, seeds, prepare_copies(workers, options), **flags)
 
-    def _command(
+    def set_reset_options(self, options: Options, envs: npt.ArrayLike | None = None) -> None:
+        """See :meth:`shmvec.ShmVectorEnv.set_reset_options`."""
+        ledger, workers = self._check_autoreset("set_reset_options", "options")
+        indices, each = automatic_options(self.num_envs, options, envs)
+        ledger.set_automatic(indices, None, prepare_copies(workers, each))
+
+    def set_reset_seeds(
+        self, seeds: int | Sequence[int | None] | None, envs: npt.ArrayLike | None = None
+    ) -> None:
+        """See :meth:`shmvec.ShmVectorEnv.set_reset_seeds`."""
+        ledger, _ = self._check_autoreset("set_reset_seeds", "seed")
+        ledger.set_automatic(*automatic_seeds(self.num_envs, seeds, envs))
+
+    def _check_autoreset(self, name: str, argument: str) -> tuple[Ledger, Supervisor]:
+        if not self.autoreset.by_worker:
+            raise ValueError(
+                f"{name}() is for envs that steps reset automatically, and these are not "
+                "(AutoresetMode.DISABLED, or a `worker` function of your own): use "
+                f"reset({argument}=...)"
+            )
+        return self._require_open()
+
+    @exclusive
+    def ask_call(
+        self,
+        name: str,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        envs: npt.ArrayLike | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """As :meth:`call`, but it does not wait: :meth:`take` returns the results.
+
+        Args:
+            name: Name of the method or attribute.
+            args: Positional arguments for the method.
+            kwargs: Keyword arguments for the method.
+            envs: Which, int ``(n,)``. None: all.
+            timeout: As for :meth:`ask`.
+
+        Raises:
+            Exception: As :meth:`ask`; or the arguments cannot be pickled. Nothing was sent.
+        """
+        self._ask_command("call", (name, args, dict(kwargs or {})), envs, _deadline(timeout))
+
+    def _ask_command(
         self,
         name: str,
         payload: Any,
@@ -412,14 +479,14 @@ class Exchange(OwnsProcesses):
         deadline: float | None = None,
     ) -> None:
         """Asks envs for a "call" (name, args, kwargs) or to "set_attr" (name, {env: value})."""
-        ledger, workers = self._open()
-        chosen = self._asked(envs, deadline)
-        if not len(chosen):
+        ledger, workers = self._discard_abandoned(deadline)
+        indices = self._wait_for_workers(envs, deadline)
+        if not len(indices):
             return
-        ledger.check(chosen)
-        packed = packed_command(workers, chosen.tolist(), name, payload, ledger.in_flight)
-        workers.doing = name
-        ledger.command(np.sort(chosen), packed)
+        ledger.check(indices)
+        payloads = pack_command(workers, indices.tolist(), name, payload, ledger.is_in_flight)
+        workers.last_command = name
+        ledger.command(np.sort(indices), payloads)
 
     # ---- answers -----------------------------------------------------------------------------
 
@@ -440,17 +507,17 @@ class Exchange(OwnsProcesses):
             envs: The envs to take, int ``(n,)``, in this order.
             count: Number of envs to take: those that have been ready for longest. If an env has
                 raised, none is taken: ``failures`` says what it raised, and the others stay ready.
-                With neither ``envs`` nor ``count``: all that are in flight, by index, but for those
+                With neither ``envs`` nor ``count``: all that are in flight, by index, except those
                 that have raised.
             least: With ``count``: the number of ready envs that ends the wait. When the time is up,
-                fewer are taken, if any are ready.
+                fewer are taken, if any are ready. 0: those that are ready, if any.
             timeout: Seconds to wait. None: as long as it takes.
             gather: True: infos become Gymnasium's dict of arrays, a row for each env taken. A
-                ``VectorEnv`` does the same for ``everyone``, by its own ``_add_info``. None: one
+                ``VectorEnv``: the same, with ``everyone``, by its own ``_add_info``. None: one
                 dict for each env.
-            everyone: Whether there are results of all envs: of those that were not asked, the last
-                ones.
-            arrays: Whether results other than infos are wanted at all.
+            everyone: Whether to return results of all envs: of envs that were not asked, their
+                last ones.
+            arrays: Whether to return more than infos.
 
         Raises:
             ClosedEnvironmentError: It is closed.
@@ -463,40 +530,40 @@ class Exchange(OwnsProcesses):
         deadline = None if timeout is None else _deadline(timeout)
         ledger = self._ledger
         if ledger is None or self.guard.abandoned:
-            ledger, _ = self._settled(deadline)
+            ledger, _ = self._discard_abandoned(deadline)
         if count is None:
-            count, envs = -1, None if envs is None else self._chosen(envs)
-            self._wait_within(envs, deadline)
+            count, envs = -1, None if envs is None else self._env_indices(envs)
+            self._wait_for_answers(envs, deadline)
         else:
-            self._wait_for_some(ledger, count if least is None else least, least, deadline)
-        chosen, results, rest = ledger.take(envs, count, gather, everyone, arrays)
+            self._wait_for_count(ledger, count if least is None else least, least, deadline)
+        indices, results, rest = ledger.take(envs, count, gather, everyone, arrays)
         if rest is None:
-            return Answers(chosen, *results)
-        return Answers(chosen, *results, *rest[:2])
+            return Answers(indices, *results)
+        return Answers(indices, *results, *rest)
 
     def _take_all(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
-        """Takes all envs that are in flight; returns results of all, and raises what they raise."""
+        """Takes all envs in flight; returns results of all envs, and raises what they raise."""
         self._wait()
         envs, results, rest = ledger.take(None, -1, gather, True, arrays)
         if rest is not None:
-            self._deliver(envs, results[-1], *rest[:2])
+            self._add_reports(envs, results[-1], *rest[:2])
         return results  # type: ignore[no-any-return]
 
-    def _wait_for_some(
-        self, ledger: Ledger, wanted: int, least: int | None, deadline: float | None
+    def _wait_for_count(
+        self, ledger: Ledger, count: int, least: int | None, deadline: float | None
     ) -> None:
-        """Waits until so many envs are ready, or with ``least`` and a time that is up: any."""
-        if ledger.num_in_flight < wanted and not ledger.raised:
+        """Waits until so many envs are ready; with ``least``, one is enough once the time is up."""
+        if ledger.num_in_flight < count and not ledger.caller_failures:
             raise NoAsyncCallError(
-                f"Waiting for {wanted} envs, but only {ledger.num_in_flight} have been asked to "
-                "step or reset. First `send` actions or call `async_reset` (of an Exchange: `ask`, "
-                "`ask_reset`).",
+                f"Waiting for {count} envs, but only {ledger.num_in_flight} have been asked to "
+                "step or reset. First `send` actions or call `async_reset` (with an Exchange: "
+                "`ask`, `ask_reset`).",
                 "recv",
             )
-        done = self._wait(wanted, deadline=deadline)
-        if not done and (least is None or ledger.num_ready == 0):
+        done = self._wait(count, deadline=deadline)
+        if not done and (least is None or ledger.num_ready < min(least, 1)):
             raise multiprocessing.TimeoutError(
-                f"The call to `recv` has timed out: {ledger.num_ready} of {wanted} envs are ready."
+                f"The call to `recv` has timed out: {ledger.num_ready} of {count} envs are ready."
             )
 
     @exclusive
@@ -511,13 +578,13 @@ class Exchange(OwnsProcesses):
             The number of envs that are ready, or have raised.
 
         Raises:
-            Exception: As :meth:`take`, but for a time that is up.
+            Exception: As :meth:`take`, except TimeoutError.
         """
         deadline = _deadline(timeout)
-        ledger, _ = self._settled(deadline)
+        ledger, _ = self._discard_abandoned(deadline)
         self._wait(min(count, ledger.num_in_flight), deadline=deadline)
         ready: int = ledger.num_ready
-        return ready + len(ledger.raised)
+        return ready + len(ledger.caller_failures)
 
     @exclusive
     def first_ready(self, groups: Sequence[Envs]) -> int:
@@ -526,12 +593,12 @@ class Exchange(OwnsProcesses):
         Raises:
             Exception: As :meth:`take`.
         """
-        ledger, _ = self._settled()
+        ledger, _ = self._discard_abandoned()
         while True:
             missing = [ledger.num_missing(group) for group in groups]
             if 0 in missing:
                 return missing.index(0)
-            if ledger.raised:  # then a wait for a number of envs would end at once
+            if ledger.caller_failures:  # then a wait for a number of envs would end at once
                 self._wait(envs=groups[missing.index(min(missing))])
             else:
                 self._wait(ledger.num_ready + min(missing))
@@ -539,12 +606,12 @@ class Exchange(OwnsProcesses):
     def discard(self, timeout: float | None = None) -> bool:
         """Waits for all envs in flight, and discards their answers.
 
-        Their next answers report the faults that the discarded ones would have reported. What this
-        call leaves in flight, the next call waits for and discards.
+        Their next answers report the faults that the discarded ones would have reported. If the
+        time is up, the next call waits for the rest and discards it.
 
         Args:
-            timeout: Seconds to wait. 0: it does not wait, and may be called from anywhere, by a
-                signal's handler, too. None: as long as it takes.
+            timeout: Seconds to wait. 0: it does not wait, and may be called from anywhere, even by
+                a signal's handler. None: as long as it takes.
 
         Returns:
             Whether no env is in flight any more.
@@ -571,7 +638,7 @@ class Exchange(OwnsProcesses):
         if not self._wait(deadline=deadline):
             return False
         ledger.discard()
-        self.guard.settled()
+        self.guard.clear_abandoned()
         return True
 
     # ---- calls that ask envs and take their answers ------------------------------------------
@@ -595,7 +662,7 @@ class Exchange(OwnsProcesses):
             envs: Which. None: all.
             frame: The rollout's frame for the results; -1: none.
             last: Whether that is the rollout's last frame.
-            arrays: Whether results other than infos are wanted at all.
+            arrays: Whether to return more than infos.
             meanwhile: Called while the envs step.
             within: The loan under which this call is made.
 
@@ -608,7 +675,7 @@ class Exchange(OwnsProcesses):
         """
         ledger = self._ledger
         if ledger is None:
-            ledger, _ = self._open()
+            ledger, _ = self._require_open()
         try:
             return ledger.step_and_take(  # type: ignore[no-any-return]
                 self, actions, gather, envs, frame, last, arrays, meanwhile, within
@@ -625,7 +692,7 @@ class Exchange(OwnsProcesses):
         if last:
             self._frames.copy_back_from_rollout()
 
-    @whole
+    @round_trip
     def reset(
         self,
         envs: npt.ArrayLike | None = None,
@@ -653,7 +720,7 @@ class Exchange(OwnsProcesses):
         infos = self._take_all(ledger, gather, arrays=False)[-1]
         return self._frames.observe(), infos
 
-    @whole
+    @round_trip
     def call(
         self,
         name: str,
@@ -678,27 +745,25 @@ class Exchange(OwnsProcesses):
             Exception: As :meth:`ask`; whatever an env raises; or the arguments cannot be pickled.
         """
         deadline = _deadline(timeout)
-        self._settled(deadline)
-        self._command("call", (name, args, dict(kwargs or {})), envs, deadline)
-        return self._returned(envs, deadline)
+        self._ask_command("call", (name, args, dict(kwargs or {})), envs, deadline)
+        return self._take_results(envs, deadline)
 
-    @whole
+    @round_trip
     def set_attr(self, name: str, values: Mapping[int, Any]) -> None:
         """Sets an attribute of envs; ``values`` has one for each env index.
 
         Raises:
             Exception: As :meth:`call`.
         """
-        self._settled()
         envs = list(values)
-        self._command("set_attr", (name, dict(values)), envs)
-        self._returned(envs)
+        self._ask_command("set_attr", (name, dict(values)), envs)
+        self._take_results(envs)
 
-    @whole
+    @round_trip
     def leave(self, envs: npt.ArrayLike, timeout: float | None = None) -> None:
         """Calls ``close`` of some envs, which may not be asked again.
 
-        If an env takes longer, its worker is ended; the other envs of that worker are restarted.
+        If an env takes longer, its worker is ended, and the worker's other envs are restarted.
 
         Args:
             envs: Which, int ``(n,)``, none of them in flight.
@@ -708,47 +773,47 @@ class Exchange(OwnsProcesses):
             Exception: As :meth:`call`.
         """
         deadline = _deadline(timeout)
-        ledger, workers = self._settled(deadline)
-        chosen = self._chosen(envs).tolist()
-        self._command("call", ("close", (), {}), envs, deadline)
-        ledger.gone.update(chosen)
+        ledger, workers = self._require_open()
+        indices = self._env_indices(envs).tolist()
+        self._ask_command("call", ("close", (), {}), envs, deadline)
+        ledger.closed_envs.update(indices)
         try:
-            self._returned(envs, deadline)
+            self._take_results(envs, deadline)
         except multiprocessing.TimeoutError:  # no later call may wait for these
-            for index, owned in enumerate(workers.ranges):
-                if workers.is_here(index):  # its envs have closed: the caller has called them
+            for index, worker_envs in enumerate(workers.ranges):
+                if workers.is_inline(index):  # the caller has closed its own envs already
                     continue
-                if ledger.gone.issuperset(owned):
+                if ledger.closed_envs.issuperset(worker_envs):
                     workers.end(index)
                     ledger.retire(index)
-                elif not set(chosen).isdisjoint(owned):
-                    with self._closing():
-                        self._recovery.restart(owned)
+                elif not set(indices).isdisjoint(worker_envs):
+                    with self._close_on_crash():
+                        self._recovery.restart(worker_envs)
             self.guard.abandon()
 
-    def _returned(
+    def _take_results(
         self, envs: npt.ArrayLike | None = None, deadline: float | None = None
     ) -> list[Any]:
-        """Waits for a command: one result for each of its envs, in the given order."""
-        ledger, workers = self._open()
-        order = self._chosen(envs)
-        self._wait_within(order, deadline)
+        """Waits for a command; returns one result for each of its envs, in the given order."""
+        ledger, workers = self._require_open()
+        order = self._env_indices(envs)
+        self._wait_for_answers(order, deadline)
         _, _, rest = ledger.take(order, arrays=False)
         _, failures, results, unanswered = rest or ({}, [], {}, [])
         raise_failures(failures)
         if unanswered:
             raise WorkerCrashError(
-                f"The worker of envs {unanswered} died in {workers.doing!r}, and was "
-                "restarted: there is no result. The vector env can be used; these envs' next step "
-                "truncates."
+                f"The worker of envs {unanswered} died in {workers.last_command!r}, and was "
+                "restarted: there is no result. The vector env can still be used; the next step of "
+                "these envs truncates their episodes."
             )
-        return [results[env] for env in order.tolist()]
+        return [results[env].open() for env in order.tolist()]
 
     # ---- calls in two parts ------------------------------------------------------------------
 
     @property
     def pending(self) -> Any:
-        """The call that was begun and not finished, or the current loan; None: neither."""
+        """The call that was begun and not finished, or the current loan; else None."""
         return self.guard.pending
 
     @exclusive
@@ -777,11 +842,11 @@ class Exchange(OwnsProcesses):
                 "recv",
             )
 
-    @whole
+    @round_trip
     def begin(self, pending: Any, *arguments: Any) -> None:
-        """Asks all envs for what :meth:`finish` takes.
+        """Asks all envs, for :meth:`finish` to take their answers.
 
-        It waits only for answers of an abandoned call, and for workers that are being replaced.
+        It waits only for answers to an abandoned call, and for workers that are being replaced.
 
         Args:
             pending: The call to begin: its ``value`` is "step", "reset" or "call".
@@ -793,18 +858,18 @@ class Exchange(OwnsProcesses):
             Exception: As :meth:`ask`, :meth:`ask_reset` and :meth:`call`.
         """
         self._check_pending(f"{pending.value}_async", alone=True)
-        ledger, _ = self._settled()
+        ledger, _ = self._discard_abandoned()
         if pending.value == "step":
-            self._asked(None)
+            self._wait_for_workers(None)
             ledger.step(None, arguments[0])
         elif pending.value == "reset":
             self._ask_reset(*arguments, together=True)
         else:
-            payload, self._called = arguments
-            self._command("call", payload, self._called)
-        self.guard.leave_pending(pending)
+            payload, self._pending_envs = arguments
+            self._ask_command("call", payload, self._pending_envs)
+        self.guard.set_pending(pending)
 
-    @whole
+    @round_trip
     def finish(self, pending: Any, timeout: float | None = None, gather: Any = None) -> Any:
         """Waits for the results of :meth:`begin`, and takes them.
 
@@ -828,13 +893,13 @@ class Exchange(OwnsProcesses):
                 f"Calling `{operation}_wait` without any prior call to `{operation}_async`.",
                 operation,
             )
-        ledger, _ = self._open()
+        ledger, _ = self._require_open()
         if timeout is not None and not self._wait(deadline=_deadline(timeout)):
             raise multiprocessing.TimeoutError(
                 f"The call to `{operation}_wait` has timed out after {timeout} second(s)."
             )
         if operation == "call":
-            return self._returned(self._called)
+            return self._take_results(self._pending_envs)
         if operation == "reset":
             infos = self._take_all(ledger, gather, arrays=False)[-1]
             return self._frames.observe(), infos
@@ -844,7 +909,7 @@ class Exchange(OwnsProcesses):
         return results
 
     def drop(self, pending: Any) -> None:
-        """Abandons the call that :meth:`begin` has begun, if it is pending still."""
+        """Abandons the call that :meth:`begin` has begun, if it is still pending."""
         if self.guard.claim(pending):
             self.guard.abandon()
 
@@ -858,8 +923,8 @@ class Exchange(OwnsProcesses):
 
         Args:
             name: The borrower's name, for messages.
-            in_flight: Whether envs may be in flight. False: what an abandoned call has left is
-                waited for and discarded.
+            in_flight: Whether envs may be in flight. False: this waits for answers to an abandoned
+                call, and discards them.
             keeps: Whether requests stay in flight at the loan's end, if no exception ends it.
 
         Raises:
@@ -870,7 +935,7 @@ class Exchange(OwnsProcesses):
         def begin() -> Exchange:
             self._check_pending(name, alone=not in_flight)
             if not in_flight:
-                self._settled()
+                self._discard_abandoned()
             return self
 
         pending = SimpleNamespace(value=name)
@@ -888,75 +953,75 @@ class Exchange(OwnsProcesses):
     def in_flight(self, env: int) -> bool:
         """Whether an env is in flight: asked, and its answer not taken."""
         ledger = self._ledger
-        asked: bool = ledger is not None and ledger.in_flight(env)
+        asked: bool = ledger is not None and ledger.is_in_flight(env)
         return asked
 
     def over(self, env: int) -> bool:
         """Whether an env's episode is over: its last step ended it, or its worker was restarted."""
-        over: bool = self._open()[0].is_over(env)
-        return over
+        is_over: bool = self._require_open()[0].is_over(env)
+        return is_over
 
     def restarts(self, env: int) -> int:
         """Number of restarts of an env's worker."""
-        return self._recovery.restarts_of(env)
+        return self._recovery.restart_count(env)
 
     def moves(self) -> npt.NDArray[np.int64]:
         """Two counts for each env, ``(2, num_envs)``, which show whether other code has used it.
 
-        One changes when envs of its worker have stepped, the other when the env was asked to reset.
+        The first changes when envs of its worker step, the second when the env is asked to reset.
         """
-        ledger, _ = self._open()
+        ledger, _ = self._require_open()
         steps = [self._links.steps_of(worker) for worker in range(len(self.ranges))]
         return np.stack([np.repeat(steps, list(map(len, self.ranges))), ledger.resets])
 
     def stats(self) -> Stats:
         """Counts and times so far."""
         try:
-            self._open()
+            self._require_open()
         except ClosedEnvironmentError as error:
-            add_note(error, "Its counts went with its memory: call stats() before close().")
+            add_note(error, "close() has freed the counters: call stats() before it.")
             raise
-        on_cores = [time_on_cores(process.pid) for process in self.processes]
+        core_times = [time_on_cores(process.pid) for process in self.processes]
         if self._settings.caller_steps:
-            on_cores.append((None, None))  # the caller has computed other things, too
-        return Stats.of(self._links.insight(), on_cores)
+            core_times.append((None, None))  # the caller has computed other things, too
+        return Stats.of(self._links.insight(), core_times)
 
     # ---- faults ------------------------------------------------------------------------------
 
     @exclusive
     def restart(self, envs: npt.ArrayLike | None = None) -> None:
-        """Restarts workers of some envs, maybe none; see :meth:`shmvec.ShmVectorEnv.restart`."""
-        self._open()
+        """Restarts workers of envs, maybe none; see :meth:`shmvec.ShmVectorEnv.restart`."""
+        self._require_open()
         if envs is not None and np.size(envs) == 0:
             return
-        chosen = existing_env_ids(envs, self.num_envs)
-        with self._closing():
-            self._recovery.restart(chosen.tolist())
-        self._wait(UP, chosen)
+        indices = existing_env_ids(envs, self.num_envs)
+        with self._close_on_crash():
+            self._recovery.restart(indices.tolist())
+        self._wait(WORKERS_UP, indices)
 
     def recycle(self, envs: Collection[int] | None = None) -> Collection[int]:
         """Restarts workers that have made as many steps as ``recycle_after`` says.
 
         Args:
-            envs: Only workers are restarted that have no other envs than these. None: any.
+            envs: Only workers whose envs are all among these are restarted. None: any.
 
         Returns:
             The envs of due workers that were not restarted, because some of their envs are in
             flight, or not named.
         """
-        return self._recycle_alone(envs) if self.recycles else ()
+        return self._recycle_exclusively(envs) if self.recycles else ()
 
     @exclusive
-    def _recycle_alone(self, envs: Collection[int] | None) -> Collection[int]:
+    def _recycle_exclusively(self, envs: Collection[int] | None) -> Collection[int]:
         return self._recycle(envs)
 
     def _recycle(self, envs: Collection[int] | None) -> Collection[int]:
-        with self._closing():
+        with self._close_on_crash():
             return self._recovery.recycle(envs)
 
     def forgive(self, env: int) -> None:
         """Forgets the faults of an env's worker: they no longer count towards ``max_restarts``."""
-        self._recovery.forgive(env)
+        self._recovery.clear_faults(env)
 
     def log_failures(self, failures: Sequence[Failure]) -> None:
         """Logs what envs have raised as AsyncVectorEnv does, unless ``log_errors`` is off."""
@@ -974,21 +1039,20 @@ class Exchange(OwnsProcesses):
         raise_failures(failures)
 
     def delivered(self, answers: Answers) -> Answers:
-        """Answers with one info dict an env, to which the faults of its worker are added.
+        """Returns answers of :meth:`take`, with the faults of workers added to the envs' infos.
 
         Raises:
             Exception: As :meth:`raise_failures`.
         """
-        self._deliver(answers.envs, answers.infos, answers.reports, answers.failures)
+        self._add_reports(answers.envs, answers.infos, answers.reports, answers.failures)
         return answers
 
-    def _deliver(
+    def _add_reports(
         self, envs: Envs, infos: Any, reports: dict[int, Report], failures: list[Failure]
     ) -> None:
-        """Raises what envs have raised; adds the faults of workers to infos, one dict an env."""
         if failures:
             self.raise_failures(failures)
-        if isinstance(infos, list):  # else they have been added as infos were gathered
+        if isinstance(infos, list):  # else the reports were added as infos were gathered
             for env, report in reports.items():
                 infos[envs.tolist().index(env)].update(report.info)
 
@@ -997,41 +1061,41 @@ class Exchange(OwnsProcesses):
     @property
     def frames(self) -> Frames:
         """The register of where each env's results are, for rollouts."""
-        self._open()
+        self._require_open()
         return self._frames
 
-    @whole
+    @round_trip
     def share(self, name: str, size: tuple[Any, ...] = (), descriptor: int | None = None) -> None:
-        """Hands memory for rollouts or a log of steps to workers, and to those that replace them.
+        """Sends memory, or an eventfd, to workers and to those that replace them.
 
         Args:
-            name: "rollout" or "log".
-            size: Its bytes, then the sizes of its content: of a log, first a function that can be
-                imported, and makes a worker's ``StepLog`` of the layout, the memory and the sizes.
-                Empty: workers write there no more.
+            name: "rollout", "log", or "eventfd", to which workers write to wake this process.
+            size: Its number of bytes, then the sizes of its content. For a log, these begin with an
+                importable function that makes a worker's ``StepLog`` from the layout, the memory
+                and the sizes. Empty: workers stop writing to it.
             descriptor: Its descriptor, if it has a size.
 
         Raises:
             Exception: As :meth:`take`.
         """
-        ledger, workers = self._settled()
-        self._wait(UP, self._everyone)
-        ledger.check(self._everyone)
-        packed = dict.fromkeys(range(len(workers.ranges)), workers.pack((name, size)))
+        ledger, workers = self._discard_abandoned()
+        self._wait(WORKERS_UP, self._all_envs)
+        ledger.check(self._all_envs)
+        payloads = dict.fromkeys(range(len(workers.ranges)), workers.pack((name, size)))
         if descriptor is None:
-            workers.kept.drop(name)
+            workers.shared_descriptors.drop(name)
         else:
-            workers.kept.put(name, size, descriptor)
-        workers.doing = name
-        ledger.command(self._everyone, packed, [] if descriptor is None else [descriptor])
-        # A worker that died instead of answering has received the memory at its restart.
+            workers.shared_descriptors.put(name, size, descriptor)
+        workers.last_command = name
+        ledger.command(self._all_envs, payloads, [] if descriptor is None else [descriptor])
+        # A worker that died instead of answering gets the memory at its restart.
         self._take_all(ledger, None, arrays=False)
 
     # ---- a log of steps ----------------------------------------------------------------------
 
     @property
     def log(self) -> Any:
-        """The ``StepLog`` that follows what envs are asked; None: there is none."""
+        """The ``StepLog`` that records what envs are asked, or None."""
         ledger = self._ledger
         return None if ledger is None else ledger.log
 
@@ -1042,22 +1106,89 @@ class Exchange(OwnsProcesses):
             ledger.log = log
 
     def catch_up(self) -> None:
-        """Has the log accept what was logged of envs that are not in flight."""
+        """Makes the log accept what workers have logged for envs that are not in flight."""
         ledger = self._ledger
         if ledger is not None:
             ledger.catch_up()
 
+    # ---- an event loop -----------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """The descriptor by which an event loop waits for envs: readable if :meth:`poll` is due.
+
+        The first call sends a descriptor to the workers, and waits until they have it.
+
+        Example:
+            >>> import select
+            >>> import gymnasium as gym
+            >>> from shmvec.exchange import Exchange
+            >>> exchange = Exchange([lambda: gym.make("CartPole-v1")] * 3, num_workers=1)
+            >>> descriptor = exchange.fileno()
+            >>> exchange.ask_reset([0, 2], seeds=[1, 2])
+            >>> taken = []
+            >>> while len(taken) < 2:
+            ...     seconds = exchange.poll()
+            ...     answers = exchange.take(count=3, least=0, timeout=0)
+            ...     taken += answers.envs.tolist()
+            ...     _ = select.select([descriptor], [], [], 0 if len(answers.envs) else seconds)
+            >>> sorted(taken)
+            [0, 2]
+            >>> exchange.close()
+
+        Raises:
+            ValueError: An env is in flight, at the first call.
+            Exception: As :meth:`take`.
+        """
+        self.check_open()
+        if self._wakes is None:
+            wakes = WakeEvents()
+            self.share("eventfd", (8,), wakes.eventfd.number)
+            self._wakes = wakes
+        return self._wakes.fileno()
+
+    @exclusive
+    def poll(self) -> float | None:
+        """Handles what has happened, without waiting; :meth:`take` returns the answers.
+
+        The descriptor of :meth:`fileno` becomes readable at the next answer, message or death.
+
+        Returns:
+            Seconds after which to call it again, even if the descriptor is not readable until
+            then: 0 if an env has answered meanwhile. None: there is no such time.
+
+        Raises:
+            RuntimeError: ``fileno`` was not called before.
+            EnvTimeoutError: An env takes longer than its time limit. It is raised again after as
+                long, if the env has not answered; other envs go on: call this again.
+            Exception: As :meth:`take`.
+        """
+        ledger, workers = self._require_open()
+        wakes = self._wakes
+        if wakes is None:
+            raise RuntimeError("poll() serves the descriptor of fileno(): call fileno() first")
+        event = ledger.poll(wakes.clear())
+        while event not in (DONE, TIME_UP):
+            try:
+                self.handle(event)
+            except EnvTimeoutError:
+                self._links.restart_limit()
+                raise
+            event = ledger.wait(0, None, 0.0)
+        wakes.watch(workers.processes, workers.channels)
+        seconds: float | None = ledger.arm()
+        return seconds
+
     # ---- waiting -----------------------------------------------------------------------------
 
     def _wait(
-        self, wanted: int = -1, envs: Envs | None = None, deadline: float | None = None
+        self, count: int = -1, envs: Envs | None = None, deadline: float | None = None
     ) -> bool:
-        """Waits as ``Ledger.wait`` does, and handles faults; False: the time is up."""
+        """Waits as ``Ledger.wait`` does, and handles faults; returns False if the time is up."""
         ledger = self._ledger
         if ledger is None:
-            ledger, _ = self._open()
+            ledger, _ = self._require_open()
         while True:
-            event = ledger.wait(wanted, envs, deadline)
+            event = ledger.wait(count, envs, deadline)
             if event == DONE:
                 return True
             if event == TIME_UP:
@@ -1065,23 +1196,22 @@ class Exchange(OwnsProcesses):
             self.handle(event)
 
     def handle(self, event: int) -> None:
-        """Handles an event of a wait as the policy says; a crash that it raises closes this."""
-        with self._closing():
+        """Handles an event of a wait as the policy says; a crash that is raised closes this."""
+        with self._close_on_crash():
             self._recovery.handle(event)
 
-    def _wait_within(self, envs: Envs | None, deadline: float | None) -> None:
+    def _wait_for_answers(self, envs: Envs | None, deadline: float | None) -> None:
         """Waits until envs have answered, or all; raises TimeoutError if the time is up."""
         if not self._wait(envs=envs, deadline=deadline):
             raise multiprocessing.TimeoutError("timed out: not all envs have answered")
 
     @contextlib.contextmanager
-    def _closing(self) -> Iterator[None]:
-        """Closes the exchange when a crash in the block cannot be recovered from."""
+    def _close_on_crash(self) -> Iterator[None]:
         try:
             yield
         except WorkerCrashError as error:
-            self._crash = error.summary
-            self._abandon()
+            self._crash_summary = error.summary
+            self._kill()
             raise
 
     # ---- the end -----------------------------------------------------------------------------
@@ -1095,7 +1225,7 @@ class Exchange(OwnsProcesses):
             timeout: Seconds the envs get to close. None: as long as they take. Workers that are
                 not done by then are terminated, and killed if they do not obey.
             terminate: Do not wait for the envs at all.
-            wait: False: the envs are only asked to close; a second call must follow.
+            wait: False: the envs are only asked to close; call it again, to wait for them.
 
         Raises:
             Exception: What an env's ``close`` raises, after everything else is closed.
@@ -1104,10 +1234,10 @@ class Exchange(OwnsProcesses):
         if workers is None or (self.closed and workers.ended):  # an interrupted close() is resumed
             return
         remind = None
-        workers.dismiss()  # no worker that is being started, or replaced, comes up later
+        workers.dismiss()  # else a worker that is being started or replaced would come up later
         if ledger is not None and not terminate:
             remind = ledger.links.remind
-            ledger.links.closed = True  # first: ends a wait of another thread
+            ledger.links.closed = True  # first, since it ends a wait of another thread
             try:
                 ledger.links.ask_to_close()
             except RuntimeError:
@@ -1115,31 +1245,30 @@ class Exchange(OwnsProcesses):
         if not wait:
             return
         self.catch_up()
-        self._let_go()
+        self._mark_closed()
         failures = workers.stop(0.0 if terminate else timeout, remind)
-        if workers.ended:  # else Ctrl-C came before, or another thread is ending them
+        if workers.ended:  # not if Ctrl-C has interrupted that, or another thread is ending them
             self._finalizer.cancel()
         raise_failures(failures)
 
-    def _abandon(self) -> None:
-        """Closes the exchange and ends its workers, without waiting for the envs."""
-        self._let_go()
+    def _kill(self) -> None:
+        self._mark_closed()
         self._finalizer()
 
-    def _let_go(self) -> None:
-        """Releases the memory; arrays that the user holds stay valid."""
+    def _mark_closed(self) -> None:
+        """Closes the exchange, and frees its memory; arrays that the user holds stay valid."""
         self.closed = True
         ledger = self._ledger
         if ledger is not None:
             ledger.links.closed = True
-        self._ledger = None
-        gone: Any = _Gone()
-        self._links = self._frames = self._recovery = self.tracing = gone
+        self._ledger = self._wakes = None
+        freed: Any = _Freed()
+        self._links = self._frames = self._recovery = self.tracing = freed
 
     def _disown(self) -> None:
-        """Lets go of the workers, in a fork of the process that owns them."""
+        """Forgets the workers, in a fork of the process that owns them."""
         self.guard.disown()
-        self._let_go()
+        self._mark_closed()
         if self._workers is not None:
             self._finalizer.cancel()
             self._workers.disown()
@@ -1155,13 +1284,13 @@ class Exchange(OwnsProcesses):
     def warn_unclosed(self) -> None:
         """Warns that the exchange is about to be freed without having been closed."""
         warnings.warn(
-            f"unclosed {self._name}, made at {self._made_at}: call its close()",
+            f"unclosed {self._name}, made at {self._creation_site}: call its close()",
             ResourceWarning,
             source=self,
             stacklevel=3,
         )
 
-    def _open(self) -> tuple[Ledger, Workers]:
+    def _require_open(self) -> tuple[Ledger, Supervisor]:
         ledger, workers = self._ledger, self._workers  # read first: another thread may close it
         self.check_open()
         if ledger is None or workers is None:
@@ -1173,31 +1302,30 @@ class Exchange(OwnsProcesses):
         if self.closed:
             if self._owner != os.getpid():
                 raise RuntimeError(
-                    f"This {self._name} belongs to process {self._owner}, and this one is a fork "
-                    "of it: workers answer only there. Make one in each process."
+                    f"This {self._name} belongs to process {self._owner}, and this process is a "
+                    "fork of it: workers do not answer forks. Make one in each process."
                 )
-            closed = f"Trying to operate on `{self._name}`, after a call to `close()`."
-            if self._crash:
-                closed += (
-                    f" A crash has closed it: {self._crash}. Make another one, with "
+            message = f"Trying to operate on `{self._name}`, after a call to `close()`."
+            if self._crash_summary:
+                message += (
+                    f" A crash has closed it: {self._crash_summary}. Make another one, with "
                     "faults=FaultPolicy(on_crash='restart') if workers are to be restarted."
                 )
-            raise ClosedEnvironmentError(closed)
+            raise ClosedEnvironmentError(message)
 
 
-class _Gone:
-    """Stand-in for what close() has freed: another thread's call that uses it is refused."""
+class _Freed:
+    """Replaces what close() has freed, so that another thread's call that uses it is refused."""
 
     def __getattr__(self, name: str) -> Any:
-        """Raises ClosedEnvironmentError."""
         raise ClosedEnvironmentError("The vector env was closed during this call.")
 
 
-def _finalize(workers: Workers, forgotten: weakref.ref[Exchange]) -> None:
+def _finalize(workers: Supervisor, reference: weakref.ref[Exchange]) -> None:
     """Ends the workers; at exit, code that still has the exchange finds it closed."""
-    exchange = forgotten()
+    exchange = reference()
     if exchange is not None:
-        exchange._let_go()
+        exchange._mark_closed()
     workers.stop(0.0)
 
 
@@ -1208,13 +1336,16 @@ class Answers:
     Attributes:
         envs: Which envs, int ``(n,)``, in the order in which they were taken.
         observations: Their observations, batched as the observation space says.
-        rewards: float64 ``(n,)``; 0 for a reset.
+        rewards: float64 ``(n,)``, or ``(n, k)`` as the reward space says; 0 for a reset.
         terminations: bool ``(n,)``.
         truncations: bool ``(n,)``.
         infos: One dict for each env, as the env returned it; or, gathered, a dict of arrays:
             Gymnasium's, or by the vector env's own ``_add_info``.
-        reports: By env, the fault of its worker that its answer reports, if there is one.
+        reports: By env, the fault of its worker that its answer reports, if any.
         failures: What envs have raised; these envs have no row above.
+        returned: By env, the result of an ``ask_call``, in a parcel whose ``open()`` returns it;
+            the row of such an env above has no meaning.
+        lost: Envs whose ``ask_call`` was lost with their worker; they have no row either.
     """
 
     envs: Envs
@@ -1225,8 +1356,10 @@ class Answers:
     infos: Any = field(default_factory=list)
     reports: dict[int, Report] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    returned: dict[int, Any] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
 
-    def by_env(self, space: Any) -> Iterator[tuple[int, Any, float, bool, bool, Any]]:
+    def by_env(self, space: Any) -> Iterator[tuple[int, Any, Any, bool, bool, Any]]:
         """Each env with its observation, reward, termination, truncation and info.
 
         Args:
@@ -1234,30 +1367,32 @@ class Answers:
         """
         for row, env in enumerate(self.envs.tolist()):
             ends = bool(self.terminations[row]), bool(self.truncations[row])
-            observation, reward = one_of(space, self.observations, row), float(self.rewards[row])
+            observation, reward = one_of(space, self.observations, row), self.rewards[row]
+            if self.rewards.ndim == 1:
+                reward = float(reward)
             yield env, observation, reward, *ends, self.infos[row]
 
 
-# The open exchanges of this process; a fork of it must not touch their workers.
-_owned: weakref.WeakSet[Exchange] = weakref.WeakSet()
+# Those of this process: a fork of it must not touch their workers.
+_open_exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
 
 def _disown_all() -> None:
-    for exchange in list(_owned):
+    for exchange in list(_open_exchanges):
         exchange._disown()
-    _owned.clear()
+    _open_exchanges.clear()
 
 
 os.register_at_fork(after_in_child=_disown_all)
 
 
 def _deadline(timeout: float | None) -> float | None:
-    """The time by the monotonic clock when a timeout ends that begins now."""
+    """The monotonic time at which a timeout that begins now ends."""
     return None if timeout is None else time.monotonic() + timeout
 
 
-def _caller() -> str:
-    """The file and line of the user's code that made the current call."""
+def _call_site() -> str:
+    """The file and line of the user's code that led here."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
         ("shmvec", "gymnasium")

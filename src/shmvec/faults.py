@@ -1,6 +1,6 @@
 """Faults of workers and envs: errors, the policy for them, and exceptions sent between processes.
 
-An exception of an env reaches the caller with its type, arguments, traceback and the env's index,
+An env's exception reaches the caller with its type, arguments, traceback and the env's index,
 whatever its constructor looks like and whether or not it can be pickled.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 from gymnasium import logger
 from gymnasium.utils import colorize
 
-from shmvec._hints import add_note, refusing_unknown
+from shmvec._hints import add_note, refuse_unknown_arguments
 from shmvec._pickling import ExceptionPickler, Pickler, dumps  # bound: an env may patch the module
 
 __all__ = [
@@ -40,16 +40,17 @@ __all__ = [
     "derived_seed",
     "envs_in_words",
     "log_as_gymnasium_does",
+    "module_that_raised",
     "raise_failures",
     "restart_seed",
 ]
 
 
-_LOGGED = 2  # if no more envs fail, the tracebacks of all are logged
-_OURS = os.path.dirname(__file__) + os.sep, "src/shmvec/"  # files of Python and Cython code
+_MAX_LOGGED_TRACEBACKS = 2  # if more envs fail, no traceback is logged
+_OWN_FILES = os.path.dirname(__file__) + os.sep, "src/shmvec/"  # of Python and of Cython code
+_MAX_STDERR_CHARS = 8192  # a message adds no further worker's lines after so many
 
 Raised = TypeVar("Raised", bound=BaseException)
-_ENOUGH = 8192  # characters of last lines in a message, after which no further worker's are added
 
 
 class WorkerCrashError(RuntimeError):
@@ -99,14 +100,14 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
 
     def __init__(self, env: int, operation: str, limit: float) -> None:
         """Makes the error, with its message."""
-        what = f"has been in {operation}() for longer than {operation}_timeout={limit:g} seconds"
+        delay = f"has been in {operation}() for longer than {operation}_timeout={limit:g} seconds"
         if operation == "build":
-            what = (
-                "is not built again: its worker has taken longer than reset_timeout="
-                f"{limit:g} seconds for each of its envs, and twice what the first start has taken"
+            delay = (
+                f"has not been rebuilt: its worker has taken longer than reset_timeout={limit:g} "
+                "seconds for each of its envs, plus twice the time of its first start"
             )
         super().__init__(
-            f"env {env} {what}. It may still come back: the next call waits for it first, under "
+            f"env {env} {delay}. It may still come back: the next call waits for it first, under "
             "the same limit. close(terminate=True) ends it."
         )
         self.env = env
@@ -115,19 +116,19 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the error with all its attributes."""
-        given = (self.env, self.operation, self.limit)
-        return type(self), given, {**vars(self), "args": self.args}
+        arguments = (self.env, self.operation, self.limit)
+        return type(self), arguments, {**vars(self), "args": self.args}
 
-    def take_last_words(self, stack: str, stderr: str) -> None:
+    def add_stack_and_stderr(self, stack: str, stderr: str) -> None:
         """Adds the worker's stack, and its last lines on stderr."""
         self.stack, self.stderr = stack, stderr
-        self.args = (f"{self.args[0]}{stack_text(stack)}{stderr_text({None: stderr})}",)
+        self.args = (f"{self.args[0]}{stack_section(stack)}{stderr_section({None: stderr})}",)
 
     @property
     def summary(self) -> str:
         """The message without its advice."""
         if self.operation == "build":
-            return f"env {self.env} was not built again in time"
+            return f"env {self.env} was not rebuilt in time"
         return f"env {self.env} was in {self.operation}() for longer than {self.limit:g} s"
 
 
@@ -135,11 +136,11 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
 class FaultPolicy:
     """How failures of envs are handled. The default is what Gymnasium does: raise.
 
-    The step in which a fault happens returns for its env the last observation, reward 0 and
+    The step in which a fault happens returns the env's last observation, reward 0 and
     ``truncated=True``, so that no learner bootstraps across the break, and ``infos["fault"]``
     describes it: ``type``, ``message``, ``restarts`` of its worker so far, ``stderr`` (the last
     lines that a crashed worker has written there) and ``stack`` (the traceback of an exception, or
-    the stack of an env that took too long). The next step is that after any truncation in the
+    the stack of an env that took too long). The next step is as after any truncation in the
     autoreset mode. A restart of a worker ends the episodes of its other envs: they are truncated as
     well, in the same step or in their next one.
 
@@ -155,10 +156,9 @@ class FaultPolicy:
             SIGUSR1) and reset it, and restart its worker if that has no effect within a second;
             "restart" its worker at once.
         step_timeout: Seconds that a step of one env may take. None: as long as it likes.
-        reset_timeout: Seconds that a reset of one env may take. A worker that is started in place
-            of another may take as long for each env that it builds, and twice what the first start
-            has taken besides.
-        max_restarts: How many restarts and resets of a worker within ``window_s`` are done; one
+        reset_timeout: Seconds that a reset of one env may take. A worker that replaces another one
+            may take as long for each env that it builds, plus twice the time of the first start.
+        max_restarts: How many restarts and resets of a worker are done within ``window_s``; one
             more raises TooManyFaultsError.
         window_s: Seconds in which restarts and resets are counted.
         backoff_s: Seconds to wait before a second restart within ``window_s``; twice as long before
@@ -204,8 +204,8 @@ class FaultPolicy:
         return self.on_crash == self.on_error == self.on_timeout == "raise"
 
 
-# The names are checked before the dataclass's own __init__ can complain of one.
-FaultPolicy.__init__ = refusing_unknown(FaultPolicy.__init__)  # type: ignore[assignment]
+# This checks the names first, with a better message than that of the dataclass's own __init__.
+FaultPolicy.__init__ = refuse_unknown_arguments(FaultPolicy.__init__)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,8 @@ class Fault:
         done: "reset" or "restart".
         at: The time, in seconds since the epoch.
         restarts: How often the worker had been restarted by then, this time included.
-        stderr: The last lines that the worker had written to stderr, if its process has crashed or
-            was ended because of a time limit. After a crash in C they have its Python stack.
+        stderr: The last lines that the worker had written to stderr, if its process crashed or was
+            ended because of a time limit. After a crash in C they include its Python stack.
         stack: The traceback of an env's exception; or the worker's stack, most recent call first,
             if its process was ended because of a time limit.
     """
@@ -253,9 +253,9 @@ class Report(NamedTuple):
 
     Attributes:
         fault: The fault.
-        cut_off: Whether the answer is a truncation in place of what was lost.
-        last: With an autoreset in the same step: the observation the episode ended with, in a
-            list; else None.
+        cut_off: Whether the answer is a truncation that replaces a lost one.
+        last: With an autoreset in the same step: the episode's last observation, in a list; else
+            None.
     """
 
     fault: Fault
@@ -288,7 +288,7 @@ def derived_seed(seed: int | None, *numbers: int) -> int | None:
     """A seed that follows from another one and from numbers; None if there is no other."""
     if seed is None:
         return None
-    words = [abs(seed), *numbers, *([1] if seed < 0 else [])]  # an env may take negative seeds
+    words = [abs(seed), *numbers, *([1] if seed < 0 else [])]  # an env may accept negative seeds
     return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
 
@@ -336,7 +336,7 @@ class Failure:
             notes = tuple(map(str, getattr(error, "__notes__", None) or ()))
             formatted = traceback.TracebackException.from_exception(error)
             formatted.__notes__ = None
-            _leave_out_ours(formatted)
+            _remove_own_frames(formatted)
             text = "".join(formatted.format())
             summary = "".join(formatted.format_exception_only()).strip()
             if isinstance(error, EnvTimeoutError):
@@ -344,7 +344,7 @@ class Failure:
         except Exception:  # an exception whose __str__ raises
             summary = text = type(error).__name__
         kind = type(error).__name__
-        return cls(env, worker, operation, kind, summary, text, notes, _pickled(error))
+        return cls(env, worker, operation, kind, summary, text, notes, _pickle_error(error))
 
     @property
     def text(self) -> str:
@@ -364,28 +364,28 @@ class Failure:
             error = RuntimeError(
                 f"env {self.env} raised an exception that cannot be pickled: {self.summary}"
             )
-        # Where the exception shows the notes itself, they are not shown twice.
-        shows = sys.version_info >= (3, 11) and hasattr(error, "__notes__")
+        # Notes that Python prints with the exception are not repeated in its cause.
+        prints_notes = sys.version_info >= (3, 11) and hasattr(error, "__notes__")
         cause = RemoteTraceback(
             f"In {self.operation}() of env {self.env}, worker {self.worker}:\n"
-            f"{self.traceback if shows else self.text}"
+            f"{self.traceback if prints_notes else self.text}"
         )
         BaseException.__setattr__(error, "__cause__", cause)  # as in add_note
         return error
 
 
-def _leave_out_ours(formatted: traceback.TracebackException) -> None:
-    """Removes frames of this package, where there are others, from a traceback and its chain."""
+def _remove_own_frames(formatted: traceback.TracebackException) -> None:
+    """Removes this package's frames from a traceback and its chain, unless there are no others."""
     chain: list[traceback.TracebackException | None] = [formatted]
-    for each in chain:  # which grows meanwhile
+    for each in chain:  # it grows in the loop
         if each is not None:
-            theirs = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
-            each.stack[:] = theirs or each.stack
+            foreign = [frame for frame in each.stack if not frame.filename.startswith(_OWN_FILES)]
+            each.stack[:] = foreign or each.stack
             chain += [each.__cause__, each.__context__]
 
 
-def _pickled(error: BaseException) -> bytes | None:
-    """An exception by what it holds, or else as its class says; None if neither can be sent."""
+def _pickle_error(error: BaseException) -> bytes | None:
+    """Pickles an exception by its content, or else as its class says; None if neither works."""
     for kind in ExceptionPickler, Pickler:
         with suppress(Exception):
             return dumps(error, kind=kind)
@@ -393,8 +393,15 @@ def _pickled(error: BaseException) -> bytes | None:
 
 
 def cut_traceback(error: Raised) -> Raised:
-    """Removes the frames below this call, all of them ours, of an exception raised in an env."""
+    """Removes the frames of an env's exception below this call, which are all this package's."""
     return error.with_traceback(None) if isinstance(error.__cause__, RemoteTraceback) else error
+
+
+def module_that_raised(error: BaseException) -> str:
+    """The name of the module whose code has raised an error."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    name: str = frame.f_globals.get("__name__", "")
+    return name
 
 
 def raise_failures(failures: Sequence[Failure]) -> None:
@@ -416,16 +423,16 @@ def raise_failures(failures: Sequence[Failure]) -> None:
 
 def note_failures(error: BaseException, others: Sequence[Failure]) -> None:
     """Adds a note on other failures to an exception; equal messages are written once."""
-    failed: dict[str, list[int]] = {}
+    envs_by_summary: dict[str, list[int]] = {}
     for other in others:
-        failed.setdefault(other.summary, []).append(other.env)
-    if failed:
-        each = (f"{envs_in_words(envs)}: {summary}" for summary, envs in failed.items())
-        add_note(error, f"At the same time: {'; '.join(each)}")
+        envs_by_summary.setdefault(other.summary, []).append(other.env)
+    if envs_by_summary:
+        parts = (f"{envs_in_words(envs)}: {summary}" for summary, envs in envs_by_summary.items())
+        add_note(error, f"At the same time: {'; '.join(parts)}")
 
 
 def envs_in_words(envs: Sequence[int]) -> str:
-    """Envs in words: env 3; envs 1, 4; envs 1 to 7; of a range, envs 1 to 2."""
+    """Envs in words: "env 3"; "envs 1, 4"; "envs 1 to 7"; for a range of two, "envs 1 to 2"."""
     if len(envs) == 1:
         return f"env {envs[0]}"
     if isinstance(envs, range) or (len(envs) > 2 and envs[-1] - envs[0] == len(envs) - 1):
@@ -434,63 +441,63 @@ def envs_in_words(envs: Sequence[int]) -> str:
 
 
 class EnvErrorWarning(UserWarning):
-    """A line of a log: its argument is the text of AsyncVectorEnv, and it prints a short one."""
+    """A log line whose argument is AsyncVectorEnv's text, while it prints a shorter one."""
 
-    def __init__(self, text: str, shown: str = "") -> None:
-        """Takes what AsyncVectorEnv logs, and what is printed in its place, if it is another."""
+    def __init__(self, text: str, short_text: str = "") -> None:
+        """Takes both texts; the short one may be missing, as when a pickle is loaded."""
         super().__init__(text)
-        self._shown = shown or text
+        self._short_text = short_text or text
 
     def __str__(self) -> str:
         """The short text."""
-        return self._shown
+        return self._short_text
 
 
 def log_as_gymnasium_does(failures: Sequence[Failure]) -> None:
-    """Logs failures word for word as AsyncVectorEnv does, since programs match on it.
+    """Logs failures word for word as AsyncVectorEnv does, since programs match on its texts.
 
-    Of a traceback only the last line is shown, since the exception that is raised shows it whole.
+    For a traceback one line is printed, since the exception that is raised later shows all of it.
     If more than two envs have failed, the others are named in one line. (No worker is shut down
     here.) Gymnasium logs errors as warnings; where warnings are errors, the env's own exception is
     raised nevertheless.
     """
     if logger.min_level > logger.ERROR:
         return
-    words = "Received the following error from Worker-{} - Shutting it down"
-    lines: list[tuple[str, str]] = []  # what is logged, and what is shown of it
-    if len(failures) <= _LOGGED:
+    template = "Received the following error from Worker-{} - Shutting it down"
+    lines: list[tuple[str, str]] = []  # AsyncVectorEnv's text, and the one to print
+    if len(failures) <= _MAX_LOGGED_TRACEBACKS:
         for failure in failures:
-            said = words.format(failure.env)
-            what = f"env {failure.env} has raised {failure.summary} (no worker is shut down)"
-            lines += [(said, said), (failure.traceback, what)]
+            line = template.format(failure.env)
+            short = f"env {failure.env} has raised {failure.summary} (no worker is shut down)"
+            lines += [(line, line), (failure.traceback, short)]
     else:
         first, *others = sorted(failure.env for failure in failures)
-        for said in words.format(first), f"and {len(others)} more: {envs_in_words(others)}":
-            lines.append((said, said))
-    said = "Raising the last exception back to the main process."
-    level = _frames_of_ours()
-    for texts in [*lines, (said, said)]:
-        text, shown = (colorize(f"ERROR: {each}", "red") for each in texts)
+        for line in template.format(first), f"and {len(others)} more: {envs_in_words(others)}":
+            lines.append((line, line))
+    line = "Raising the last exception back to the main process."
+    level = _count_own_frames()
+    for texts in [*lines, (line, line)]:
+        text, short = (colorize(f"ERROR: {each}", "red") for each in texts)
         with suppress(Warning):
-            warnings.warn(EnvErrorWarning(text, shown), stacklevel=level)
+            warnings.warn(EnvErrorWarning(text, short), stacklevel=level)
 
 
-def _frames_of_ours() -> int:
-    """How many frames there are from the caller's to the first one that is not ours."""
+def _count_own_frames() -> int:
+    """The number of frames from the caller's to the first one outside this package."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_FILES):
         frame, level = frame.f_back, level + 1
     return level
 
 
 def describe_exit(code: int | str | None) -> str:
-    """The end of a process in words."""
+    """Describes how a process has ended."""
     if isinstance(code, str):
         return code
     if code is None:
         return (
-            "has ended; its exit code is unknown, since the program ignores SIGCHLD or waits for "
-            "all of its children, or since the fork server has ended, too"
+            "has ended; its exit code is unknown, because the program ignores SIGCHLD or waits for "
+            "all of its children, or because the fork server has ended, too"
         )
     if code < 0:
         try:
@@ -500,78 +507,75 @@ def describe_exit(code: int | str | None) -> str:
     return f"exit code {code}"
 
 
-def ends(workers: Iterable[tuple[int, range, int | str | None]]) -> str:
-    """How workers have ended, in words; neighbours that have ended alike are named together.
+def describe_exits(workers: Iterable[tuple[int, range, int | str | None]]) -> str:
+    """Describes how workers have ended; neighbours that have ended alike are named together.
 
     Args:
-        workers: Index, envs and exit code of each, or words for another fate.
+        workers: Index, envs and exit code of each, or a description in place of the code.
     """
-    runs: list[
-        tuple[str, int, int, int, int]
-    ] = []  # how, first and last worker, first and last env
+    # A description, first and last worker, first and last env.
+    runs: list[tuple[str, int, int, int, int]] = []
     for index, envs, code in workers:
-        how, first, first_env = describe_exit(code), index, envs.start
-        if runs and runs[-1][0] == how and runs[-1][2] == index - 1:
+        end, first, first_env = describe_exit(code), index, envs.start
+        if runs and runs[-1][0] == end and runs[-1][2] == index - 1:
             _, first, _, first_env, _ = runs.pop()
-        runs.append((how, first, index, first_env, envs.stop - 1))
+        runs.append((end, first, index, first_env, envs.stop - 1))
     return "; ".join(
         f"worker{f' {first}' if first == last else f's {first} to {last}'} "
-        f"({envs_in_words(range(first_env, last_env + 1))}) {how}"
-        for how, first, last, first_env, last_env in runs
+        f"({envs_in_words(range(first_env, last_env + 1))}) {end}"
+        for end, first, last, first_env, last_env in runs
     )
 
 
-def last_words(cause: object, worker: int) -> str:
+def stderr_before(cause: object, worker: int) -> str:
     """A worker's last lines on stderr, if the cause of its restart has them; else ""."""
     if isinstance(cause, WorkerCrashError):
         return dict(zip(cause.workers, cause.stderr, strict=False)).get(worker, "")
     return cause.stderr if isinstance(cause, EnvTimeoutError) else ""
 
 
-def stack_text(stack: str) -> str:
-    """The end of a message: the Python stack of a worker."""
+def stack_section(stack: str) -> str:
+    """The Python stack of a worker, as the end of a message."""
     if not stack:
         return ""
     return f"\nThe Python stack of its worker, most recent call first:\n{indent(stack, '    ')}"
 
 
-def stderr_text(stderr: Mapping[Any, str]) -> str:
-    """The end of a message: the last lines of workers on stderr, by worker."""
-    shown = ""
+def stderr_section(stderr: Mapping[Any, str]) -> str:
+    """The last lines of workers on stderr, by worker, as the end of a message."""
+    section = ""
     for worker, text in stderr.items():
-        if text and len(shown) < _ENOUGH:
-            who = "its worker" if worker is None else f"worker {worker}"
-            shown += f"\nThe last lines of {who} on stderr:\n{indent(text, '    ')}"
-    return shown
+        if text and len(section) < _MAX_STDERR_CHARS:
+            name = "its worker" if worker is None else f"worker {worker}"
+            section += f"\nThe last lines of {name} on stderr:\n{indent(text, '    ')}"
+    return section
 
 
-def crash(
+def crash_error(
     workers: Sequence[tuple[int, range, int | str | None, str]], doing: str
 ) -> WorkerCrashError:
     """Makes the error for workers that ended on their own.
 
     Args:
-        workers: Index, envs (a range), exit code (or how it ended, in words) and last lines on
-            stderr of each.
+        workers: Index, envs, exit code (or a description) and last lines on stderr of each.
         doing: The last command.
     """
-    fates = ends((index, envs, code) for index, envs, code, _ in workers)
+    ends = describe_exits((index, envs, code) for index, envs, code, _ in workers)
     stderr = {index: text for index, _, _, text in workers}
-    silent = (
+    output_hint = (
         "Look at the worker's output above; the OOM killer of the system leaves none. "
         if not any(stderr.values())
         else ""
     )
+    restart = "; faults=FaultPolicy(on_crash='restart') restarts such workers"
     error = WorkerCrashError(
-        f"A worker process ended unexpectedly; the last command was {doing!r}: "
-        f"{fates}. The vector env "
-        f"is closed. {silent}num_workers=0 runs the envs in this process, for a debugger; "
-        "faults=FaultPolicy(on_crash='restart') goes on without this one."
-        f"{stderr_text(stderr)}"
+        f"A worker process ended unexpectedly; the last command was {doing!r}: {ends}. The vector "
+        f"env is closed. {output_hint}num_workers=0 runs the envs in this process, for a debugger"
+        f"{restart * (doing != 'start')}.{stderr_section(stderr)}"
     )
-    error.summary = f"{fates}, in {doing!r}"
+    error.summary = f"{ends}, in {doing!r}"
     error.each = {
-        index: f"{ends([(index, envs, code)])}, in {doing!r}" for index, envs, code, _ in workers
+        i: f"{describe_exits([(i, envs, code)])}, in {doing!r}" for i, envs, code, _ in workers
     }
     error.workers = tuple(index for index, *_ in workers)
     error.envs = tuple(env for _, envs, *_ in workers for env in envs)

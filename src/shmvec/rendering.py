@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 __all__ = ["Viewer", "checked_frames", "tile_images"]
 
-_MOST_OF_DESKTOP = 0.9  # the largest share that a window takes, in each direction
+_MAX_DESKTOP_SHARE = 0.9  # the largest share that a window takes, in each direction
 
 
 def checked_frames(rendered: Sequence[Any]) -> list[npt.NDArray[Any]]:
@@ -43,13 +43,11 @@ def checked_frames(rendered: Sequence[Any]) -> list[npt.NDArray[Any]]:
         frame = np.asarray(value)
         if frame.ndim not in (2, 3) or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4)):
             raise ValueError(
-                f"the frame of env {env} has shape {frame.shape}; expected (height, width), grey, "
-                "or (height, width, channels) with 1, 3 or 4 channels"
+                f"the frame of env {env} has shape {frame.shape}; expected (height, width), for "
+                "grey, or (height, width, channels) with 1, 3 or 4 channels"
             )
         if frame.dtype.kind not in "buif" or frame.size == 0:
-            raise ValueError(
-                f"the frame of env {env} holds no numbers: {frame.dtype}, {frame.shape}"
-            )
+            raise ValueError(f"the frame of env {env} has no numbers: {frame.dtype}, {frame.shape}")
         frames.append(frame)
     if not frames:
         raise ValueError("there is no frame: at least one env must be rendered")
@@ -66,8 +64,8 @@ def tile_images(frames: Sequence[Any]) -> npt.NDArray[Any]:
 
     Returns:
         The picture, ``(rows * height, columns * width, 3)``, in the frames' dtype. There are
-        ``ceil(sqrt(n))`` rows, filled one after the other. Tiles are as large as the highest and
-        the widest frame; where there is no frame the picture is black.
+        ``ceil(sqrt(n))`` rows, filled one after the other. Tiles are as high as the highest frame
+        and as wide as the widest; where there is no frame, the picture is black.
 
     Raises:
         ValueError: There is no frame, or a value is not a frame.
@@ -155,7 +153,7 @@ class Viewer:
         if self._window is not None:
             is_current = self._pygame.display.get_surface() is self._window
             self._window = None
-            if is_current:  # else another viewer, or an env that renders here, uses the window
+            if is_current:  # not if another viewer, or an env that renders here, uses the window
                 self._pygame.display.quit()
 
     def _open(self, width: int, height: int) -> None:
@@ -163,7 +161,7 @@ class Viewer:
         pygame.display.init()
         desktop = pygame.display.get_desktop_sizes()[0]
         scale = min(
-            1.0, _MOST_OF_DESKTOP * desktop[0] / width, _MOST_OF_DESKTOP * desktop[1] / height
+            1.0, _MAX_DESKTOP_SHARE * desktop[0] / width, _MAX_DESKTOP_SHARE * desktop[1] / height
         )
         size = max(1, int(width * scale)), max(1, int(height * scale))
         self._window = pygame.display.set_mode(size, pygame.RESIZABLE)

@@ -1,8 +1,8 @@
 """Gets and sets the state of an env and its wrappers, so that it continues exactly as before.
 
 A state has a part for each layer: each wrapper, and the env inside. Gymnasium's own envs and
-wrappers have states of fixed size, which become one array; an env with ``get_state()`` and
-``set_state(state)`` defines its own state; of any other env all attributes are pickled.
+wrappers have states of fixed size, which become one array. An env with ``get_state()`` and
+``set_state(state)`` defines its own state. All attributes of any other env are pickled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import wrappers
 
-from shmvec import _pickling as _classes
+from shmvec import _pickling
 from shmvec.spaces import Anything
 
 __all__ = ["StateAccess"]
@@ -29,7 +29,7 @@ Vector = npt.NDArray[Any]
 
 
 class _Part:
-    """A part of a state: one of fixed size fills a slice of a vector, any other is an object.
+    """A part of a state. One of fixed size fills a slice of a vector; any other is an object.
 
     Attributes:
         dtype: The dtype of the slice; None if the part is an object.
@@ -45,36 +45,36 @@ class _Part:
         return (self.size,)
 
     def get(self, out: Any) -> Any:
-        """Fills the slice ``out``; or returns the object."""
+        """Fills the slice ``out``, or returns the object."""
         raise NotImplementedError
 
     def set(self, value: Any) -> None:
-        """Restores a slice or an object of ``get``."""
+        """Restores a slice or an object that ``get`` has made."""
         raise NotImplementedError
 
     def prepare_rendering(self) -> None:
-        """Updates what only rendering reads; the state may change."""
+        """Updates what only rendering reads; this may change the state."""
 
 
-_FLOAT = np.dtype(np.float64)
-_BYTE = np.dtype(np.uint8)
-_LARGE = 65536  # bytes; a larger state is set from its own slices, without a copy
+_FLOAT64 = np.dtype(np.float64)
+_UINT8 = np.dtype(np.uint8)
+_LARGE_STATE_BYTES = 65536  # bytes; a larger state is set from its own slices, without a copy
 
 
 class StateAccess:
     """Access to the state of one env.
 
     Attributes:
-        space: The space of states: a Box of float64, of bytes (uint8) or of the arrays of the
-            env's own ``get_state``; ``Anything`` if they have no fixed size.
-        nothing: A placeholder for a state that is not read.
+        space: The space of states: a Box of float64, of bytes (uint8) or of the arrays that the
+            env's own ``get_state`` returns; ``Anything`` if states have no fixed size.
+        nothing: A placeholder for a state that nobody reads.
     """
 
     space: gym.Space[Any]
     nothing: Any
 
     def __init__(self, env: gym.Env[Any, Any], include_rng: bool) -> None:
-        """Examines the layers of an env, which must have been reset.
+        """Examines the layers of an env. It must have been reset before.
 
         Args:
             env: The env.
@@ -88,40 +88,39 @@ class StateAccess:
         fixed = [part for part in parts if part.dtype is not None]
         self._objects = [part for part in parts if part.dtype is None]
         # Floats first: only they need to be aligned.
-        self._fixed = sorted(fixed, key=lambda part: part.dtype != _FLOAT)
-        self._alone = len(parts) == 1
+        self._fixed = sorted(fixed, key=lambda part: part.dtype != _FLOAT64)
+        self._is_single = len(parts) == 1
         dtypes = {part.dtype for part in fixed}
-        if self._alone and fixed:
+        if self._is_single and fixed:
             dtype, shape = fixed[0].dtype, fixed[0].shape
-        elif dtypes <= {_FLOAT}:
-            dtype, shape = _FLOAT, (sum(part.size for part in fixed),)
+        elif dtypes <= {_FLOAT64}:
+            dtype, shape = _FLOAT64, (sum(part.size for part in fixed),)
         else:
-            dtype, shape = _BYTE, (sum(_nbytes(part) for part in fixed),)
+            dtype, shape = _UINT8, (sum(_nbytes(part) for part in fixed),)
         self._vector: Vector = np.zeros(shape, dtype)
-        self._large = self._vector.nbytes > _LARGE
-        self._steps = [(part.get, part.set, out) for part, out in self._sliced(self._vector)]
+        self._is_large = self._vector.nbytes > _LARGE_STATE_BYTES
+        self._steps = [(part.get, part.set, out) for part, out in self._slices_of(self._vector)]
         self.space = Anything() if self._objects else _box(shape, dtype)
         self.nothing = None if self._objects else self._vector
 
-    def _sliced(self, vector: Vector) -> list[tuple[_Part, Vector]]:
-        """Each part's slice of a vector."""
+    def _slices_of(self, vector: Vector) -> list[tuple[_Part, Vector]]:
         flat = vector.reshape(-1)
         raw = flat.view(np.uint8)
         slices, begin = [], 0
         for part in self._fixed:
             end = begin + _nbytes(part)
-            slices.append((part, raw[begin:end].view(part.dtype or _BYTE)))
+            slices.append((part, raw[begin:end].view(part.dtype or _UINT8)))
             begin = end
         return slices
 
     def get(self) -> Any:
-        """Returns the present state. The next call overwrites an array: copy it to keep it."""
+        """Returns the current state. If it is an array, the next call overwrites it."""
         for get, _, out in self._steps:
             get(out)
         if not self._objects:
             return self._vector
         values = [part.get(None) for part in self._objects]
-        if self._alone:
+        if self._is_single:
             return values[0]
         return (self._vector.copy(), *values)
 
@@ -133,10 +132,10 @@ class StateAccess:
             ValueError: It is the state of another env.
         """
         if self._objects:
-            if self._alone:
+            if self._is_single:
                 self._objects[0].set(state)
                 return
-            state = self._objects_set(state)
+            state = self._set_objects(state)
         array = np.asarray(state)
         if array.shape != self._vector.shape or array.dtype != self._vector.dtype:
             raise ValueError(
@@ -153,8 +152,8 @@ class StateAccess:
             self._put(state)
 
     def _put(self, array: Vector) -> None:
-        if self._large and array.flags.c_contiguous:
-            for part, out in self._sliced(array):
+        if self._is_large and array.flags.c_contiguous:
+            for part, out in self._slices_of(array):
                 part.set(out)
             return
         self._vector[...] = array
@@ -162,7 +161,7 @@ class StateAccess:
             put(out)
 
     def rendered(self, render: Callable[[], Any]) -> Any:
-        """Renders the env in its present state, not in that before a state was set."""
+        """Calls ``render`` for the current state, even if that was just set."""
         state = self.get()
         state = state.copy() if isinstance(state, np.ndarray) else state
         for part in (*self._fixed, *self._objects):
@@ -172,7 +171,7 @@ class StateAccess:
         finally:
             self.set(state)
 
-    def _objects_set(self, state: Any) -> Any:
+    def _set_objects(self, state: Any) -> Any:
         """Restores the parts that are objects; returns the array of the others."""
         if not isinstance(state, tuple) or len(state) != 1 + len(self._objects):
             raise TypeError(
@@ -220,8 +219,8 @@ _STATELESS = (
 _TRANSFORMS = (wrappers.TransformAction, wrappers.TransformObservation, wrappers.TransformReward)
 _ATARI = "ale_py.env.AtariEnv"
 
-# By the full name of a class: attributes that a step reads or writes, and how many numbers each
-# holds at most. Names, since an optional package may not be installed.
+# By the full name of a class, since its package may not be installed: attributes that a step reads
+# or writes, and how many numbers each has at most.
 _ATTRIBUTES: dict[str, dict[str, int]] = {
     "gymnasium.envs.classic_control.cartpole.CartPoleEnv": {
         "state": 4,
@@ -244,28 +243,28 @@ _ATTRIBUTES: dict[str, dict[str, int]] = {
     "gymnasium.envs.toy_text.blackjack.BlackjackEnv": {"player": 32, "dealer": 32},
 }
 # Envs whose steps are random.
-_RANDOM = ("FrozenLakeEnv", "CliffWalkingEnv", "TaxiEnv", "BlackjackEnv")
+_RANDOM_ENVS = ("FrozenLakeEnv", "CliffWalkingEnv", "TaxiEnv", "BlackjackEnv")
 
 
-def _name(layer: Any) -> str:
+def _class_name(layer: Any) -> str:
     return f"{type(layer).__module__}.{type(layer).__qualname__}"
 
 
 def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
     """The parts of an env's state, layer by layer from the outside."""
     parts: list[_Part] = []
-    pickled: list[Any] = []
-    foreign = False  # whether a wrapper is not Gymnasium's: it may read and change what is inside
-    inside: list[Any] = []  # layers of known classes inside such a wrapper
-    transforms = False  # whether there are functions of the user, which may draw random numbers
+    unknown_layers: list[Any] = []
+    is_foreign = False  # a wrapper is not Gymnasium's: it may read and change the layers inside
+    inner_layers: list[Any] = []  # layers of known classes inside such a wrapper
+    has_transforms = False  # whether there are functions of the user, which may draw random numbers
     layer: Any = env
     while True:
-        name = _name(layer)
-        if _defines_its_state(layer):
-            parts.append(_own(layer))
+        name = _class_name(layer)
+        if _defines_state(layer):
+            parts.append(_defined_part(layer))
             break
         if type(layer) in _STATELESS:
-            transforms |= type(layer) in _TRANSFORMS
+            has_transforms |= type(layer) in _TRANSFORMS
         elif type(layer) in _CHECKS:
             pass
         elif type(layer) is wrappers.TimeLimit:
@@ -278,42 +277,42 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
             parts.append(_Frames(layer))
         elif _is_atari(layer):
             parts.append(_Ale(layer, include_rng))
-            if name != _ATARI:  # it may hold more
-                pickled.append(layer)
+            if name != _ATARI:  # a subclass may have more
+                unknown_layers.append(layer)
         elif _is_mujoco(layer):
-            own = not _is_gymnasiums_mujoco(layer)
-            parts.append(_Mujoco(layer, foreign or own))
-            if own:  # it may hold more
-                pickled.append(layer)
+            is_subclass = not _is_gymnasiums_mujoco(layer)
+            parts.append(_Mujoco(layer, is_foreign or is_subclass))
+            if is_subclass:  # it may have more
+                unknown_layers.append(layer)
         else:
-            pickled.append(layer)
-            foreign |= not name.startswith("gymnasium.")
-        if foreign and layer not in pickled and type(layer) not in _CHECKS:
-            inside.append(layer)
+            unknown_layers.append(layer)
+            is_foreign |= not name.startswith("gymnasium.")
+        if is_foreign and layer not in unknown_layers and type(layer) not in _CHECKS:
+            inner_layers.append(layer)
         if not isinstance(layer, gym.Wrapper):
-            # The generator of all wrappers is that of the env inside.
-            draws = transforms or len(pickled) > 0 or _is_random(layer)
-            if include_rng and layer not in pickled and draws:
+            # All wrappers use the generator of the env inside.
+            is_random = has_transforms or len(unknown_layers) > 0 or _is_random(layer)
+            if include_rng and layer not in unknown_layers and is_random:
                 parts.append(_Generator(layer))
             break
         layer = layer.env
-    if pickled:
-        parts.append(_Pickled(env, pickled, include_rng))
-    if inside:
-        parts.append(_Parameters(inside))
+    if unknown_layers:
+        parts.append(_Pickled(env, unknown_layers, include_rng))
+    if inner_layers:
+        parts.append(_Parameters(inner_layers))
     return parts
 
 
 def _is_random(layer: Any) -> bool:
     """Whether steps of an env of a known class draw random numbers."""
     return (
-        type(layer).__name__ in _RANDOM
+        type(layer).__name__ in _RANDOM_ENVS
         or getattr(layer, "torque_noise_max", 0) > 0  # Acrobot
         or isinstance(getattr(layer, "_frameskip", None), tuple)  # AtariEnv
     )
 
 
-def _defines_its_state(layer: Any) -> bool:
+def _defines_state(layer: Any) -> bool:
     return all(callable(getattr(layer, name, None)) for name in ("get_state", "set_state"))
 
 
@@ -341,9 +340,7 @@ def _stacks_arrays(layer: Any) -> bool:
 
 
 class _ElapsedSteps(_Part):
-    """The steps that a TimeLimit has counted."""
-
-    dtype = _FLOAT
+    dtype = _FLOAT64
     size = 1
 
     def __init__(self, layer: Any) -> None:
@@ -357,10 +354,10 @@ class _ElapsedSteps(_Part):
 
 
 class _Attributes(_Part):
-    """Attributes of a layer: None, numbers, and short rows of them. Types are kept."""
+    """Attributes of a layer: None, numbers, and short rows of them. Their types are kept."""
 
-    # The types, with the dtype's character for arrays, and how a list of floats becomes one.
-    _MAKE: Sequence[tuple[type, str, Callable[[list[float]], Any]]] = (
+    # The types, with the dtype's character for arrays, and how each is made from a list of floats.
+    _TYPES: Sequence[tuple[type, str, Callable[[list[float]], Any]]] = (
         (type(None), "", lambda values: None),
         (bool, "", lambda values: bool(values[0])),
         (int, "", lambda values: int(values[0])),
@@ -374,26 +371,26 @@ class _Attributes(_Part):
         (np.ndarray, "d", lambda values: np.array(values)),
         (np.ndarray, "f", lambda values: np.array(values, np.float32)),
     )
-    _KINDS = {(kind, dtype): code for code, (kind, dtype, _) in enumerate(_MAKE)}
+    _CODES = {(kind, dtype): code for code, (kind, dtype, _) in enumerate(_TYPES)}
 
-    dtype = _FLOAT
+    dtype = _FLOAT64
 
     def __init__(self, layer: Any, sizes: dict[str, int]) -> None:
-        """Makes the part of a layer; ``sizes``: how many numbers each attribute holds at most."""
+        """Makes the part of a layer; ``sizes``: how many numbers each attribute has at most."""
         self._layer = layer
         self._sizes = sizes
-        self.size = sum(2 + size for size in sizes.values())  # with its kind and their number
+        self.size = sum(2 + size for size in sizes.values())  # with a type code and a length
 
     def get(self, out: Vector) -> None:
         """Writes each attribute's type code, number of values, and values."""
         numbers: list[Any] = []
         for name, size in self._sizes.items():
-            value: Any = getattr(self._layer, name, None)  # other versions of an env have fewer
+            value: Any = getattr(self._layer, name, None)  # other versions of an env may lack it
             kind = type(value)
             if kind is np.ndarray:
-                code, values = self._KINDS.get((kind, value.dtype.char)), value.tolist()
+                code, values = self._CODES.get((kind, value.dtype.char)), value.tolist()
             else:
-                code = self._KINDS.get((kind, ""))
+                code = self._CODES.get((kind, ""))
                 values = value if kind in (tuple, list) else () if value is None else (value,)
             padding = size - len(values)
             if code is None or padding < 0:
@@ -410,40 +407,40 @@ class _Attributes(_Part):
         numbers = value.tolist()
         for name, size in self._sizes.items():
             code, count = int(numbers[begin]), int(numbers[begin + 1])
-            if not 0 <= code < len(self._MAKE) or not 0 <= count <= size:
+            if not 0 <= code < len(self._TYPES) or not 0 <= count <= size:
                 raise ValueError(f"this is no state of a {type(self._layer).__name__}")
             values = numbers[begin + 2 : begin + 2 + count]
-            setattr(self._layer, name, self._MAKE[code][2](values))
+            setattr(self._layer, name, self._TYPES[code][2](values))
             begin += 2 + size
 
 
 class _Parameters(_Part):
-    """Numbers, texts and arrays of numbers that layers hold, which a wrapper may have changed."""
+    """Numbers, texts and arrays of numbers of layers, which a wrapper may have changed."""
 
-    _KINDS = (bool, int, float, str, np.ndarray)
+    _TYPES = (bool, int, float, str, np.ndarray)
 
     def __init__(self, layers: list[Any]) -> None:
         self._layers = layers
 
     def get(self, out: Any) -> list[dict[str, Any]]:
-        return [self._copied(vars(layer)) for layer in self._layers]
+        return [self._copy_parameters(vars(layer)) for layer in self._layers]
 
     def set(self, value: list[dict[str, Any]]) -> None:
         for layer, parameters in zip(self._layers, value, strict=True):
-            vars(layer).update(self._copied(parameters))
+            vars(layer).update(self._copy_parameters(parameters))
 
-    def _copied(self, attributes: dict[str, Any]) -> dict[str, Any]:
+    def _copy_parameters(self, attributes: dict[str, Any]) -> dict[str, Any]:
         return {
             name: value.copy() if type(value) is np.ndarray else value
             for name, value in attributes.items()
-            if type(value) in self._KINDS or isinstance(value, np.generic)
+            if type(value) in self._TYPES or isinstance(value, np.generic)
         }
 
 
 class _Generator(_Part):
-    """The random generator of an env: eight words of its state, and its buffered half draw."""
+    """The random generator of an env: eight words of its state, and its buffered half of a draw."""
 
-    dtype = _FLOAT
+    dtype = _FLOAT64
     size = 10
 
     def __init__(self, layer: Any) -> None:
@@ -475,7 +472,7 @@ class _Generator(_Part):
         }
 
 
-# Gymnasium's envs whose steps read nothing but joints from the last one.
+# Gymnasium's envs whose steps read only joints of the step before.
 _JOINTS_ONLY = (
     "HalfCheetahEnv",
     "HopperEnv",
@@ -488,94 +485,97 @@ _JOINTS_ONLY = (
 class _Mujoco(_Part):
     """The integration state of a MuJoCo simulation, and numbers that the next step reads.
 
-    MuJoCo leaves the Cartesian positions one substep behind the joints; Ant and Humanoid measure
-    their speed from them. So they are part of the state. What a class that Gymnasium does not have
-    reads before it simulates, and which parameters it draws, is not known: there all numbers that
-    MuJoCo derives are part of the state, and all parameters of the physics.
+    MuJoCo leaves the Cartesian positions one substep behind the joints, and Ant and Humanoid
+    measure their speed from them. So these positions are part of the state. Classes that Gymnasium
+    does not have may read anything before they simulate, and draw any parameter. For them, all
+    numbers that MuJoCo derives and all parameters of the physics are part of the state.
     """
 
-    dtype = _FLOAT
+    dtype = _FLOAT64
 
-    def __init__(self, layer: Any, foreign: bool) -> None:
-        """Makes the part of a layer; ``foreign``: it or a wrapper is not of Gymnasium."""
+    def __init__(self, layer: Any, is_foreign: bool) -> None:
+        """Makes the part of a layer; ``is_foreign``: it or a wrapper is not Gymnasium's."""
         import mujoco
 
         self._model, self._data = layer.model, layer.data
         self._kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
         self._get, self._set = mujoco.mj_getState, mujoco.mj_setState
         self._forward = mujoco.mj_forward
-        self._count = mujoco.mj_stateSize(self._model, self._kind)
+        self._joint_size = mujoco.mj_stateSize(self._model, self._kind)
         self._derived: list[Vector] = []  # views: MuJoCo's memory stays where it is
         self._parameters: list[Vector] = []
         self._options: list[str] = []
-        if foreign:
-            # Data that were not stepped have no contacts, whose arrays have no fixed size.
-            self._derived = list(_views(self._data, mujoco.MjData(self._model)))
-            self._parameters = [*_views(self._model), *_views(self._model.opt)]
+        if is_foreign:
+            # Sizes are those of new data, which have no contacts: these arrays have no fixed size.
+            self._derived = list(_float_arrays(self._data, mujoco.MjData(self._model)))
+            self._parameters = [*_float_arrays(self._model), *_float_arrays(self._model.opt)]
             options = {name: getattr(self._model.opt, name) for name in dir(self._model.opt)}
             self._options = [name for name, value in options.items() if type(value) is float]
         elif not (_is_gymnasiums_mujoco(layer) and type(layer).__name__ in _JOINTS_ONLY):
             self._derived = [self._data.xpos.reshape(-1), self._data.xipos.reshape(-1)]
-        self._present: Vector = np.zeros(sum(map(len, self._parameters)))
-        sizes = [self._count, sum(map(len, self._derived)), len(self._present)]
+        self._current: Vector = np.zeros(sum(map(len, self._parameters)))
+        sizes = [self._joint_size, sum(map(len, self._derived)), len(self._current)]
         self._ends = np.cumsum(sizes).tolist()
         self.size = self._ends[-1] + len(self._options)
-        # The last slice, and its parts: it is the same one nearly always.
-        self._slice: Vector | None = None
-        self._joints = self._measured = self._drawn = self._optional = self._present
-        self._numbers: list[tuple[Vector, Vector]] = []
+        # The last state and its slices are kept, since it is nearly always the same array.
+        self._last_slice: Vector | None = None
+        self._joint_slice = self._derived_slice = self._parameter_slice = self._option_slice = (
+            self._current
+        )
+        self._derived_pairs: list[tuple[Vector, Vector]] = []
 
-    def _split(self, state: Vector) -> None:
-        if state is self._slice:
+    def _use_slices_of(self, state: Vector) -> None:
+        if state is self._last_slice:
             return
-        joints, derived, parameters = self._ends
-        self._slice, self._joints = state, state[:joints]
-        self._measured = state[joints:derived]
-        self._numbers = list(_beside(self._derived, self._measured))
-        self._drawn, self._optional = state[derived:parameters], state[parameters:]
+        joint_end, derived_end, parameter_end = self._ends
+        self._last_slice, self._joint_slice = state, state[:joint_end]
+        self._derived_slice = state[joint_end:derived_end]
+        self._derived_pairs = list(_slices_with_arrays(self._derived, self._derived_slice))
+        self._parameter_slice = state[derived_end:parameter_end]
+        self._option_slice = state[parameter_end:]
 
     def get(self, out: Vector) -> None:
-        self._split(out)
-        self._get(self._model, self._data, self._joints, self._kind)
+        self._use_slices_of(out)
+        self._get(self._model, self._data, self._joint_slice, self._kind)
         if self._derived:
-            np.concatenate(self._derived, out=self._measured)
+            np.concatenate(self._derived, out=self._derived_slice)
         if self._parameters:
-            np.concatenate(self._parameters, out=self._drawn)
-            self._optional[:] = [getattr(self._model.opt, name) for name in self._options]
+            np.concatenate(self._parameters, out=self._parameter_slice)
+            self._option_slice[:] = [getattr(self._model.opt, name) for name in self._options]
 
     def set(self, value: Vector) -> None:
-        self._split(value)
-        self._set(self._model, self._data, self._joints, self._kind)
-        for mine, numbers in self._numbers:
-            numbers[:] = mine
+        self._use_slices_of(value)
+        self._set(self._model, self._data, self._joint_slice, self._kind)
+        for values, array in self._derived_pairs:
+            array[:] = values
         if self._parameters:
-            np.concatenate(self._parameters, out=self._present)
-            if not np.array_equal(self._present, self._drawn):  # they rarely change
-                for mine, parameters in _beside(self._parameters, self._drawn):
-                    parameters[:] = mine
-            for name, number in zip(self._options, self._optional.tolist(), strict=True):
+            np.concatenate(self._parameters, out=self._current)
+            if not np.array_equal(self._current, self._parameter_slice):  # they rarely change
+                for values, array in _slices_with_arrays(self._parameters, self._parameter_slice):
+                    array[:] = values
+            for name, number in zip(self._options, self._option_slice.tolist(), strict=True):
                 setattr(self._model.opt, name, number)
 
     def prepare_rendering(self) -> None:
         self._forward(self._model, self._data)  # moves the geometries to where the joints are
 
 
-def _views(struct: Any, sizes: Any = None) -> Iterator[Vector]:
-    """The arrays of floats of one of MuJoCo's structs, which are not empty in ``sizes``.
+def _float_arrays(struct: Any, sizes: Any = None) -> Iterator[Vector]:
+    """The arrays of floats of one of MuJoCo's structs, except those that are empty in ``sizes``.
 
-    Those of bounding volumes, which follow from the shapes, are left out: they may be large.
+    Arrays of bounding volumes are left out: they follow from the shapes, and may be large.
     """
     for name in dir(struct):
         size = getattr(struct if sizes is None else sizes, name)
-        floats = isinstance(size, np.ndarray) and size.dtype == _FLOAT and size.size > 0
-        if floats and not name.startswith(("bvh_", "oct_")):
-            array, again = getattr(struct, name), getattr(struct, name)
-            if array.ctypes.data == again.ctypes.data:  # else it is computed when it is asked for
+        is_array = isinstance(size, np.ndarray) and size.dtype == _FLOAT64 and size.size > 0
+        if is_array and not name.startswith(("bvh_", "oct_")):
+            array, second = getattr(struct, name), getattr(struct, name)
+            if array.ctypes.data == second.ctypes.data:  # not if each read computes an array
                 yield array.reshape(-1)
 
 
-def _beside(arrays: list[Vector], vector: Vector) -> Iterator[tuple[Vector, Vector]]:
-    """Slices of a vector, each with the array for it."""
+def _slices_with_arrays(arrays: list[Vector], vector: Vector) -> Iterator[tuple[Vector, Vector]]:
+    """Slices of a vector, each with its array."""
     begin = 0
     for array in arrays:
         yield vector[begin : begin + len(array)], array
@@ -585,39 +585,39 @@ def _beside(arrays: list[Vector], vector: Vector) -> Iterator[tuple[Vector, Vect
 class _Ale(_Part):
     """The state of an Atari emulator, as it serialises it, with or without its random generator.
 
-    It lacks the action that the emulator has carried out last, which sticky actions
-    (``repeat_action_probability``) may repeat.
+    It lacks the emulator's last action, which sticky actions (``repeat_action_probability``) may
+    repeat.
 
-    Up to ale-py 0.12.1 it also lacks whether the emulator stands in the middle of a frame, where a
-    reset of Qbert and Tetris leaves it, and now and then a step of TicTacToe3D. But whether the
-    processor has stopped at a frame's end is in the state. So ``set`` brings the emulator first to
-    where the state was taken.
+    Up to ale-py 0.12.1 it also lacks whether the emulator is in the middle of a frame, where a
+    reset of Qbert and Tetris leaves it, and sometimes a step of TicTacToe3D. But the state has
+    whether the processor has stopped at a frame's end. So ``set`` first brings the emulator to the
+    middle or the end of a frame, as the state needs it.
     """
 
-    dtype = _BYTE
-    _LENGTH = 8  # bytes for the length of what follows, which varies
+    dtype = _UINT8
+    _LENGTH = 8  # bytes for the length of the serialised state, which varies
     _REGISTERS = 52  # bytes of the processor before its status: six words, seven flags
-    _MOST_FRAMES = 1000  # that a game computes for
+    _MOST_FRAMES = 1000  # a game never computes for longer
 
     def __init__(self, layer: Any, include_rng: bool) -> None:
         self._ale = layer.ale
         self._include_rng = include_rng
-        # The size must be the same in every process, while numbers, written as text, vary.
-        longest = re.sub(rb"(?<= )\d+(?= )", b"0" * 10, self._serialised())
+        # The size must be the same in every process, while the lengths of numbers, as text, vary.
+        longest = re.sub(rb"(?<= )\d+(?= )", b"0" * 10, self._serialise())
         self.size = self._LENGTH + (len(longest) * 17 // 16 + 511) // 512 * 512
-        self._known: tuple[tuple[int, int], bool] = ((0, 0), False)  # a moment, and what it was
+        self._last_position: tuple[tuple[int, int], bool] = ((0, 0), False)  # frames; is mid-frame
 
-    def _serialised(self) -> bytes:
+    def _serialise(self) -> bytes:
         state = self._ale.cloneState(include_rng=self._include_rng).__getstate__()
         return bytes(state[0] if isinstance(state, tuple) else state)  # a tuple by ale-py 0.10
 
     def get(self, out: Vector) -> None:
-        serialised = self._serialised()
-        self._known = self._moment(), self._in_frame(serialised)
+        serialised = self._serialise()
+        self._last_position = self._position(), self._is_in_frame(serialised)
         end = self._LENGTH + len(serialised)
         if end > self.size:
             raise RuntimeError(
-                f"the emulator's state has grown to {len(serialised)} bytes, of which "
+                f"the emulator's state has grown to {len(serialised)} bytes; at most "
                 f"{self.size - self._LENGTH} were expected"
             )
         out[: self._LENGTH].view(np.int64)[0] = len(serialised)
@@ -631,34 +631,34 @@ class _Ale(_Part):
         if not 0 < length <= self.size - self._LENGTH:
             raise ValueError("this is no state of an AtariEnv")
         serialised = value[self._LENGTH : self._LENGTH + length].tobytes()
-        wanted = self._in_frame(serialised)
-        moment = self._moment()
-        in_frame = self._known[1]
-        if moment != self._known[0] or moment[1] == 0:  # it was stepped or reset
-            in_frame = self._in_frame(self._serialised())
-        if wanted and not in_frame:
+        target_in_frame = self._is_in_frame(serialised)
+        position = self._position()
+        in_frame = self._last_position[1]
+        if position != self._last_position[0] or position[1] == 0:  # it was stepped or reset
+            in_frame = self._is_in_frame(self._serialise())
+        if target_in_frame and not in_frame:
             self._stop_in_frame(serialised)
-        elif in_frame and not wanted:
+        elif in_frame and not target_in_frame:
             self._finish_frame()
         self._ale.restoreState(ALEState(serialised))
-        self._known = self._moment(), wanted
+        self._last_position = self._position(), target_in_frame
 
-    def _moment(self) -> tuple[int, int]:
+    def _position(self) -> tuple[int, int]:
         return self._ale.getFrameNumber(), self._ale.getEpisodeFrameNumber()
 
     def _registers(self, serialised: bytes) -> int:
-        """Where the processor's registers begin: after its name, before which is its length."""
+        """Where the processor's registers begin: after its name, whose length comes before it."""
         name = serialised.index(b"M6502")
         return name + serialised[name - 4]
 
-    def _in_frame(self, serialised: bytes) -> bool:
+    def _is_in_frame(self, serialised: bytes) -> bool:
         """Whether a state was taken in the middle of a frame."""
-        if b"M6502" not in serialised:  # another version's states
+        if b"M6502" not in serialised:  # a state of another version
             return False
         return not serialised[self._registers(serialised) + self._REGISTERS] & 1
 
     def _stop_in_frame(self, serialised: bytes) -> None:
-        """Lets the processor jump to where it is, in memory, until the emulator stops it."""
+        """Lets the processor run an endless loop in RAM until the emulator stops it."""
         from ale_py import ALEState
 
         counter = self._registers(serialised) + 20
@@ -671,14 +671,14 @@ class _Ale(_Part):
     def _finish_frame(self) -> None:
         for _ in range(self._MOST_FRAMES):
             self._ale.act(0)
-            if not self._in_frame(self._serialised()):
+            if not self._is_in_frame(self._serialise()):
                 break
 
 
 class _AtariPreprocessing(_Part):
     """The last two frames, which the next step may read, the lives, and whether the game ended."""
 
-    dtype = _BYTE
+    dtype = _UINT8
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -700,9 +700,7 @@ class _AtariPreprocessing(_Part):
 
 
 class _Frames(_Part):
-    """The frames that FrameStackObservation stacks."""
-
-    dtype = _BYTE
+    dtype = _UINT8
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -722,14 +720,14 @@ class _Frames(_Part):
             queue[i] = frame.reshape(self._frame_shape).copy()
 
 
-def _own(layer: Any) -> _Part:
-    """The part of an env that defines its state by ``get_state`` and ``set_state``."""
+def _defined_part(layer: Any) -> _Part:
+    """Makes the part of an env that defines its state by ``get_state`` and ``set_state``."""
     state = layer.get_state()
     fixed = isinstance(state, np.ndarray) and state.dtype.kind in "fiub" and state.size > 0
-    return _OwnArray(layer, state) if fixed else _OwnObject(layer)
+    return _DefinedArray(layer, state) if fixed else _DefinedObject(layer)
 
 
-class _OwnArray(_Part):
+class _DefinedArray(_Part):
     """The state of an env whose ``get_state`` returns arrays of one shape and dtype."""
 
     shape: tuple[int, ...] = ()
@@ -746,8 +744,8 @@ class _OwnArray(_Part):
         if state.shape != self.shape or state.dtype != self.dtype:
             raise RuntimeError(
                 f"get_state() of {type(self._layer).__name__} has returned {state.dtype} "
-                f"{state.shape}, where it had returned {self.dtype} {self.shape}: states of "
-                "changing size must not be arrays; return bytes, or a tuple of arrays"
+                f"{state.shape}, and before {self.dtype} {self.shape}: states of changing size "
+                "must not be arrays; return bytes, or a tuple of arrays"
             )
         out[:] = state.reshape(-1)
 
@@ -755,8 +753,8 @@ class _OwnArray(_Part):
         self._layer.set_state(value.reshape(self.shape).copy())  # the env may keep it
 
 
-class _OwnObject(_Part):
-    """The state of an env whose ``get_state`` returns anything else."""
+class _DefinedObject(_Part):
+    """The state of an env whose ``get_state`` returns no such arrays."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -771,31 +769,30 @@ class _OwnObject(_Part):
 class _Pickled(_Part):
     """All attributes of layers of unknown classes, in one pickle.
 
-    Layers themselves, spaces that are not sampled from, specs, windows, and simulations that have a
-    part of their own are not pickled: where the pickle refers to one, the restored env refers to
-    its own.
+    Layers themselves, spaces that were not sampled, specs, windows, and simulations that have a
+    part of their own are not pickled: the pickle refers to them, and the restored env has its own.
     """
 
-    _KEPT_NAMES: tuple[str, ...] = ("spec", "_cached_spec", "mujoco_renderer")
-    _KEPT_MODULES = ("pygame", "glfw")
+    _EXCLUDED_NAMES: tuple[str, ...] = ("spec", "_cached_spec", "mujoco_renderer")
+    _EXCLUDED_MODULES = ("pygame", "glfw")
 
     def __init__(self, env: gym.Env[Any, Any], layers: list[Any], include_rng: bool) -> None:
         """Makes the part of ``layers``, which are some of the layers of ``env``."""
         self._layers = layers
         self._include_rng = include_rng
         if not include_rng:
-            self._KEPT_NAMES = (*self._KEPT_NAMES, "_np_random")
+            self._EXCLUDED_NAMES = (*self._EXCLUDED_NAMES, "_np_random")
         self._all_layers: list[Any] = [env]
         while isinstance(self._all_layers[-1], gym.Wrapper):
             self._all_layers.append(self._all_layers[-1].env)
 
-    def _kept(self, layer: Any, name: str, value: Any) -> bool:
+    def _is_excluded(self, layer: Any, name: str, value: Any) -> bool:
         module = type(value).__module__.partition(".")[0]
         if isinstance(value, gym.Space):
             return not (self._include_rng and _was_sampled(value))
         return (
-            name in self._KEPT_NAMES
-            or module in self._KEPT_MODULES
+            name in self._EXCLUDED_NAMES
+            or module in self._EXCLUDED_MODULES
             or (module == "mujoco" and _is_mujoco(layer))
             or (module == "ale_py" and _is_atari(layer))
         )
@@ -804,16 +801,16 @@ class _Pickled(_Part):
         own: dict[int, Any] = {id(layer): i for i, layer in enumerate(self._all_layers)}
         for i, layer in enumerate(self._layers):
             for name, value in _attributes(layer).items():
-                if self._kept(layer, name, value):
+                if self._is_excluded(layer, name, value):
                     own.setdefault(id(value), (i, name))
         file = io.BytesIO()
 
-        class Pickler(_classes.Pickler):
+        class Pickler(_pickling.Pickler):
             def persistent_id(self, value: Any) -> Any:
                 return own.get(id(value)) if value is not None else None
 
             def reducer_override(self, value: Any) -> Any:
-                # Pickled by value, a class of a script would be another one in another worker.
+                # If a class of a script were pickled by value, another worker would get a copy.
                 if isinstance(value, type) and _is_of_script(value):
                     return NotImplemented
                 return super().reducer_override(value)
@@ -822,8 +819,8 @@ class _Pickled(_Part):
             Pickler(file).dump([_attributes(layer) for layer in self._layers])
         except Exception as error:
             raise TypeError(
-                f"the state of {' and '.join(map(_name, self._layers))} cannot be taken: {error}. "
-                "Give the env get_state() and set_state(state)."
+                f"the state of {' and '.join(map(_class_name, self._layers))} cannot be taken: "
+                f"{error}. Give the env get_state() and set_state(state)."
             ) from error
         return file.getvalue()
 
@@ -840,15 +837,15 @@ class _Pickled(_Part):
 
             def find_class(self, module: str, name: str) -> Any:
                 first, _, rest = name.partition(".")
-                # In a spawned worker the script's classes are not in `__main__`.
+                # In a spawned worker, `__main__` lacks the script's classes.
                 for layer in outer._all_layers if module == "__main__" else ():
-                    found = getattr(type(layer).step, "__globals__", {}).get(first)
-                    if isinstance(found, type):
-                        return operator.attrgetter(rest)(found) if rest else found
+                    outer_class = getattr(type(layer).step, "__globals__", {}).get(first)
+                    if isinstance(outer_class, type):
+                        return operator.attrgetter(rest)(outer_class) if rest else outer_class
                 return super().find_class(module, name)
 
-        found = Unpickler(io.BytesIO(value)).load()
-        for layer, attributes in zip(self._layers, found, strict=True):
+        layer_attributes = Unpickler(io.BytesIO(value)).load()
+        for layer, attributes in zip(self._layers, layer_attributes, strict=True):
             for name in _slots(layer):
                 if name not in attributes and hasattr(layer, name):
                     object.__delattr__(layer, name)
@@ -869,7 +866,6 @@ def _is_of_script(kind: type) -> bool:
 
 
 def _slots(layer: Any) -> list[str]:
-    """Names of attributes for which a class of the layer has a slot."""
     names = []
     for kind in type(layer).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -886,7 +882,7 @@ def _attributes(layer: Any) -> dict[str, Any]:
 
 
 def _was_sampled(space: gym.Space[Any]) -> bool:
-    """Whether a space has made its random generator, or a part of it has."""
+    """Whether a space, or a part of it, has made its random generator."""
     parts: Any = getattr(space, "spaces", ())
     parts = parts.values() if isinstance(parts, dict) else parts
     return space._np_random is not None or any(map(_was_sampled, parts))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import html
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import reduce
+from itertools import accumulate
 from operator import add, sub
-from statistics import median_low
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shmvec._core import COUNTERS
@@ -28,76 +29,73 @@ __all__ = [
     "Verdict",
     "Waits",
     "WorkerStats",
-    "bits_of_options",
+    "advised_bits",
 ]
 
-_T = TypeVar("_T", bound="_Counters")
+_CountersT = TypeVar("_CountersT", bound="_Counters")
 
-# ---- what is counted -----------------------------------------------------------------------------
+# ---- counters ------------------------------------------------------------------------------------
 
 
-def _attribute(counter: str) -> str:
-    """The name in stats of a counter of csrc/counters.h; times are in seconds in stats."""
+def _stats_name(counter: str) -> str:
+    """The name in stats of a counter of csrc/counters.h; in stats, times are in seconds."""
     return f"{counter.removesuffix('_ns')}_s" if counter.endswith("_ns") else counter
 
 
-def _values(counters: dict[str, int]) -> dict[str, float]:
+def _in_units(counters: dict[str, int]) -> dict[str, float]:
     """Counters of csrc/counters.h, with the names and units of stats."""
     return {
-        _attribute(name): 1e-9 * count if name.endswith("_ns") else count
+        _stats_name(name): 1e-9 * count if name.endswith("_ns") else count
         for name, count in counters.items()
     }
 
 
-_ON_CORES = [_attribute(name) for name, _, _ in COUNTERS["on_cores"]]
+_CORE_COUNTERS = [_stats_name(name) for name, _, _ in COUNTERS["on_cores"]]
 
 
 @dataclass(frozen=True)
 class _Counters:
-    """A dataclass with a field for each counter of some tables; see ``_counting``."""
+    """A dataclass with a field for each counter of some tables; see ``_with_counters_of``."""
 
     if TYPE_CHECKING:
 
         def __init__(self, *counts: float, **named: float | None) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
 
-    def __sub__(self: _T, earlier: _T) -> _T:
+    def __sub__(self: _CountersT, earlier: _CountersT) -> _CountersT:
         """The counts between two calls of ``stats``."""
         names = [each.name for each in fields(self)]
-        return replace(
-            self,
-            **{name: _less(name, getattr(self, name), getattr(earlier, name)) for name in names},
-        )
+        counts = {n: _difference(n, getattr(self, n), getattr(earlier, n)) for n in names}
+        return replace(self, **counts)
 
 
-def _less(name: str, now: Any, then: Any) -> Any:
-    """The difference of a counter."""
+def _difference(name: str, now: Any, then: Any) -> Any:
     if now is None or then is None or name in ("first_env", "num_envs"):
         return now
-    if name in _ON_CORES and now < then:
-        return now  # the kernel's counts of a worker begin anew in its successor
+    if name in _CORE_COUNTERS and now < then:
+        return now  # a worker's replacement is a new process, whose counts begin at 0
     # The time of an operation under way is estimated, and may be a little too long.
     return max(0, now - then)
 
 
-def _counting(*tables: str) -> Callable[[type[_T]], type[_T]]:
-    """A decorator: makes a dataclass with a documented field for each counter of these tables."""
+def _with_counters_of(*tables: str) -> Callable[[type[_CountersT]], type[_CountersT]]:
+    """A decorator that makes a dataclass, with a documented field for each of these counters."""
 
-    def decorated(kind: type[_T]) -> type[_T]:
-        lines = {_attribute(name): text for table in tables for name, _, text in COUNTERS[table]}
+    def decorate(kind: type[_CountersT]) -> type[_CountersT]:
+        lines = {_stats_name(name): text for table in tables for name, _, text in COUNTERS[table]}
         kind.__annotations__ = dict.fromkeys(lines, "float") | kind.__annotations__
         for name, text in lines.items():
-            default = None if name in _ON_CORES else MISSING
+            default = None if name in _CORE_COUNTERS else MISSING
             setattr(kind, name, field(default=default, metadata={"help": text}))
-        what, _, own = inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:\n")
+        summary, _, others = inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:\n")
         attributes = [f"    {name}: {text}" for name, text in lines.items()]
-        kind.__doc__ = "\n".join([what, "", "Attributes:", *attributes, own])
+        kind.__doc__ = "\n".join([summary, "", "Attributes:", *attributes, others])
         return dataclass(frozen=True)(kind)
 
-    return decorated
+    return decorate
 
 
-@_counting("waits")
+@_with_counters_of("waits")
 class Waits(_Counters):
     """Waits of a process for the other side; csrc/wait.h explains the phases."""
 
@@ -107,9 +105,9 @@ class Waits(_Counters):
         return float(self.pause_s + self.yield_s + self.park_s)
 
 
-@_counting("work", "on_cores")
+@_with_counters_of("work", "on_cores")
 class WorkerStats(Waits):
-    """Counts of a worker, its ``Waits`` included; None where the system does not report one.
+    """Counts of a worker, including its ``Waits``; None if the system does not report one.
 
     Attributes:
         first_env: The first of its envs.
@@ -131,17 +129,17 @@ class WorkerStats(Waits):
 
     @property
     def lacked_s(self) -> float:
-        """Seconds in which it was ready to run and had no core, less those of its yields."""
+        """Seconds in which it was ready to run and had no core, without those of its yields."""
         return float(max(0.0, (self.starved_s or 0.0) - self.yield_s))
 
     def shares(self, elapsed_s: float) -> dict[str, float]:
-        """The shares of this time that it spent in steps, in resets, without a core and waiting.
+        """The shares of its time in steps, in resets, without a core and waiting.
 
-        Time without a core is a guess: the time that it lacked one, up to that in envs. All shares
-        together are at most 1; what is missing is none of these.
+        Time without a core is a guess: the time that it lacked one, up to the time in envs. The
+        shares add up to at most 1; the rest is other work.
 
         Args:
-            elapsed_s: Seconds that the counts are of.
+            elapsed_s: Seconds in which the counts were made.
         """
         lacked = min(self.lacked_s, self.busy_s)
         with_core = 1 - lacked / self.busy_s if self.busy_s else 0.0
@@ -158,21 +156,21 @@ class WorkerStats(Waits):
         return shares
 
 
-@_counting("faults")
+@_with_counters_of("faults")
 class FaultCounts(_Counters):
-    """Numbers of faults that were handled as the ``FaultPolicy`` says, and what they took."""
+    """Numbers of faults that were handled as the ``FaultPolicy`` says, and their time."""
 
     def __str__(self) -> str:
-        """Those that there were, as text."""
-        found = asdict(self)
-        waited = found.pop("restart_s")
-        counts = [f"{count} {name}" for name, count in found.items() if count]
-        return ", ".join(counts + [f"{waited:.3g} s of restarts"] * bool(waited))
+        """The counts that are not 0, as text."""
+        counts = asdict(self)
+        restart_s = counts.pop("restart_s")
+        parts = [f"{count} {name}" for name, count in counts.items() if count]
+        return ", ".join(parts + [f"{restart_s:.3g} s of restarts"] * bool(restart_s))
 
 
-# ---- how long envs take, and what is being done --------------------------------------------------
+# ---- durations and current operations ------------------------------------------------------------
 
-_FIRST_S = 512e-9  # the end of the first bucket; each end is twice the last one: csrc/timings.h
+_FIRST_BUCKET_S = 512e-9  # its end; each further bucket ends at twice as much: csrc/timings.h
 
 
 @dataclass(frozen=True)
@@ -184,8 +182,8 @@ class Timing:
         total_s: Their sum, in seconds.
         longest_s: The longest, in seconds. In a difference of two Timings it is exact if it is the
             longest of all; otherwise it is the end of its bucket.
-        buckets: The number of durations below 512 ns, of others below twice that, and so on; the
-            last one counts 137 s and more.
+        buckets: The number of durations below 512 ns, of longer ones below twice that, and so on;
+            the last one counts those of 137 s and more.
     """
 
     count: int
@@ -221,13 +219,13 @@ class Timing:
         Returns:
             Seconds; 0 if there is no duration.
         """
-        wanted, seen = share * self.count, 0
+        rank, lower = share * self.count, 0  # lower: the number of durations in earlier buckets
         for number, count in enumerate(self.buckets):
-            if count and seen + count >= wanted:
+            if count and lower + count >= rank:
                 begin, end = _bounds(number)
-                within = (wanted - seen) / count
-                return min(begin + within * (end - begin), self.longest_s)
-            seen += count
+                place = (rank - lower) / count
+                return min(begin + place * (end - begin), self.longest_s)
+            lower += count
         return 0.0
 
     def __add__(self, other: Timing) -> Timing:
@@ -253,7 +251,7 @@ class Timing:
 
 def _bounds(bucket: int) -> tuple[float, float]:
     """The begin and end of a bucket, in seconds."""
-    return (_FIRST_S * 2 ** (bucket - 1) if bucket else 0.0), _FIRST_S * 2.0**bucket
+    return (_FIRST_BUCKET_S * 2 ** (bucket - 1) if bucket else 0.0), _FIRST_BUCKET_S * 2.0**bucket
 
 
 @dataclass(frozen=True)
@@ -292,7 +290,7 @@ class Doing:
     def __str__(self) -> str:
         """The operation, env and duration in words."""
         others = f", {self.others} others" if self.others else ""
-        return f"{self.operation} of env {self.env} for {_duration(self.for_s)}{others}"
+        return f"{self.operation} of env {self.env} for {_format_duration(self.for_s)}{others}"
 
 
 @dataclass(frozen=True)
@@ -310,7 +308,7 @@ class Process:
     pss: int | None
 
 
-# ---- all of it -----------------------------------------------------------------------------------
+# ---- stats ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -331,17 +329,17 @@ class Stats:
         doing: The operation that each worker was in when ``stats`` was called; None: none.
         waiting_s: Seconds for which the caller had waited for answers by then; None: it did not
             wait.
-        processes: The workers' processes, None for one that is gone. Only ``python -m shmvec top``
-            fills it: it is empty in ``stats()``.
+        processes: The workers' processes, None for one that has ended. Only ``python -m shmvec
+            top`` fills it: it is empty in ``stats()``.
         caller: The calling process; None in ``stats()``.
         shared: Bytes of the segment, which holds requests, results and counters.
-        wrappers: Which of each env's wrappers are compiled, and what stops the others, in words,
-            when its worker was started; "": it has none, or ``compile_wrappers=False``, or its
-            worker has no room to say so, which is 1 KB for all kinds of its envs.
+        wrappers: For each env, which of its wrappers were compiled when its worker started, and
+            what prevents the others, in words. "": it has none, or ``compile_wrappers=False``, or
+            the texts of all kinds of its worker's envs take more than 1 KB.
         caller_steps: Whether the calling process is the last worker.
-        overlaps: Whether a worker may be busy with several envs at once. The times of its envs add
-            up to more than its own then, and the time on cores is that of its first thread.
-        options: Options that are set, of those that a verdict may advise.
+        overlaps: Whether a worker may be busy with several envs at once. Then the times of its envs
+            add up to more than its own, and the time on cores is that of its first thread.
+        options: Names of the options that are set, among those that a verdict may advise.
     """
 
     parent: Waits
@@ -370,19 +368,22 @@ class Stats:
         caller: Process | None = None,
     ) -> Stats:
         """Makes Stats from the segment's counters and the kernel's times of the processes."""
-        workers, before = insight.workers(), map(_values, insight.on_cores_before())
+        workers, before = insight.workers(), map(_in_units, insight.on_cores_before())
         now = on_cores or [(None, None)] * len(workers)
         return cls(
-            Waits(**_values(insight.parent())),
+            Waits(**_in_units(insight.parent())),
             tuple(
                 WorkerStats(
-                    **_values(counters), **_since(spent, then), first_env=first, num_envs=count
+                    **_in_units(counters),
+                    **_core_times(spent, then),
+                    first_env=first,
+                    num_envs=count,
                 )
                 for counters, spent, then, (first, count) in zip(
                     workers, now, before, insight.ranges(), strict=True
                 )
             ),
-            FaultCounts(**_values(insight.faults())),
+            FaultCounts(**_in_units(insight.faults())),
             tuple(EnvStats(*map(Timing.of, kinds)) for kinds in insight.timings().tolist()),
             insight.elapsed_s,
             insight.num_workers,
@@ -422,7 +423,7 @@ class Stats:
     @property
     def verdict(self) -> Verdict:
         """The judgement on what limits the speed and what to change, by these numbers alone."""
-        return _judged(self)
+        return _judge(self)
 
     @property
     def steps_per_s(self) -> float:
@@ -476,81 +477,81 @@ class Stats:
     @property
     def step(self) -> Timing:
         """The durations of all envs' steps."""
-        return _together(env.step for env in self.envs)
+        return _sum_timings(env.step for env in self.envs)
 
     @property
     def reset(self) -> Timing:
         """The durations of all envs' resets."""
-        return _together(env.reset for env in self.envs)
+        return _sum_timings(env.reset for env in self.envs)
 
     def __str__(self) -> str:
         """The table and the verdict."""
         return f"{self.table()}\n{self.verdict}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """The same on IPython's terminal."""
+        """The same, on IPython's terminal."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        """The verdict and the table for a notebook."""
+        """The verdict and the table, for a notebook."""
         return _as_html(self)
 
     def table(self, width: int | None = None) -> str:
         """The counts of each worker as a table.
 
         Args:
-            width: About how many characters a line may have: columns that do not fit are left out.
+            width: About how many characters a line may have; columns that do not fit are left out.
         """
         return str(Table.of(self).fitted(width))
 
 
-def bits_of_options(settings: Any) -> int:
-    """A bit for each option that a verdict may advise, and that is set: ``Stats.options``."""
+def advised_bits(settings: Any) -> int:
+    """A bit for each option that a verdict may advise and that is set; see ``Stats.options``."""
     values = {name: getattr(settings, name, None) for name in _ADVISED}
-    values["threads_per_worker"] = values["threads_per_worker"] == 1  # what is advised
+    values["threads_per_worker"] = values["threads_per_worker"] == 1  # the value that is advised
     return sum(1 << bit for bit, value in enumerate(values.values()) if value not in (None, False))
 
 
-def _together(timings: Iterable[Timing]) -> Timing:
+def _sum_timings(timings: Iterable[Timing]) -> Timing:
     return reduce(add, timings, Timing(0, 0.0, 0.0, (0,) * 30))
 
 
-def _since(spent: tuple[float | None, ...], before: dict[str, float]) -> dict[str, float | None]:
+def _core_times(spent: tuple[float | None, ...], before: dict[str, float]) -> dict[str, Any]:
     """The kernel's times of a process, less those from before it was a worker."""
     return {
         name: None if now is None else max(0.0, now - before[name])
-        for name, now in zip(_ON_CORES, spent, strict=True)
+        for name, now in zip(_CORE_COUNTERS, spent, strict=True)
     }
 
 
 # ---- the verdict ---------------------------------------------------------------------------------
 
 # Shares and ratios from which a verdict is given.
-_LATE = 0.05  # messages through sockets / all steps
-_POLICY = 0.5  # time in which the caller waits / all time: less is policy-bound
-_STARVED = 0.25  # time without a core / time in envs
-_OURS = 0.5  # time on cores / that of all cores while the caller waits: less, and others have them
+_LATE_SHARE = 0.05  # messages through sockets / all steps
+_CALLER_WAIT_SHARE = 0.5  # time in which the caller waits / all time: less is policy-bound
+_STARVED_RATIO = 0.25  # time without a core / time in envs
+_OWN_SHARE = 0.5  # time on cores / that of all cores while the caller waits: less is others'
 _UNEVEN = 1.5  # time in envs of the busiest worker / of the others
-_SLOW = 3  # a step of the slowest env / of the median env: is named, whatever the verdict
-_RESETS = 0.5  # time in resets / time in envs
-_FEW_RESETS = 0.25  # the same, where workers wait for each other
-_IDLE = 0.7  # time in envs / time in which workers could have been in them: less is idle
-_TAIL = 8  # the slowest hundredth of steps / the median
-_EVEN = 0.85  # the same as _IDLE, where workers are as even as cores that others share allow
-_TAKEN_S = 2e-6  # what an env costs the caller, in batches of some
-_OWN_S = 30e-6  # time a batch of a call of step itself, and of the loop around it
-_SMALL_S = 20e-6  # work of a request that is not worth a worker
-_HANGS_S = 10.0  # an operation hangs from so many seconds,
-_HANGS = 10  # if they are so many times the longest that has ended
-_AWAKE = 0.5  # time on a core / time in envs: less is asleep
-_EARLY = 5  # steps of an env, and
-_EARLY_S = 1.0  # seconds, before which a verdict would be a guess
-_NOTHING = ("idle", "too early")
-_RESTARTING = 0.2  # of the time: a share of restarts that is worth a word
-_PROBLEMS = ("restart-bound", "straggler", "oversubscribed", "messages through pipes")
-_OVER = 1.05  # share of the limit that only envs that sleep exceed
-_IF_IT_HANGS = "If it hangs"  # begins the advice on what may be over in a moment, or never
-# Options that a verdict may advise, and which the segment knows of: a bit each, in this order.
+_SLOW_RATIO = 3  # a step of the slowest env / of the median env: any verdict names that env
+_RESET_SHARE = 0.5  # time in resets / time in envs
+_WAITING_RESET_SHARE = 0.25  # the same, if workers wait for each other
+_BUSY_SHARE = 0.7  # time in envs / time in which workers could have been in them: less is idle
+_EVEN_BUSY_SHARE = 0.85  # the same, if workers are as even as shared cores allow
+_TAIL_RATIO = 8  # the slowest hundredth of steps / the median
+_CALLER_S_PER_ENV = 2e-6  # what an env costs the caller, if not all envs are stepped at a time
+_CALLER_S_PER_BATCH = 30e-6  # what a call of step costs, with the loop around it
+_SMALL_REQUEST_S = 20e-6  # a request with less work is not worth a worker
+_HANG_S = 10.0  # an operation hangs if it takes longer, and
+_HANG_RATIO = 10  # so many times as long as the longest that has ended
+_AWAKE_SHARE = 0.5  # time on a core / time in envs: less is asleep
+_MIN_STEPS = 5  # with fewer steps of an env, and
+_MIN_ELAPSED_S = 1.0  # in a shorter time, a verdict would be a guess
+_INCONCLUSIVE_KINDS = ("idle", "too early")
+_RESTART_SHARE = 0.2  # time of restarts / all time: more is restart-bound
+_PROBLEM_KINDS = ("restart-bound", "straggler", "oversubscribed", "messages through pipes")
+_MAX_LIMIT_SHARE = 1.05  # share of the limit: only envs that sleep exceed it
+_HANG_ADVICE = "If it hangs"  # begins advice on an operation that may still end
+# Options that a verdict may advise. The segment has a bit for each, in this order.
 _ADVISED = ("batch_size", "shared_memory", "step_timeout", "reset_timeout", "threads_per_worker")
 
 
@@ -564,7 +565,7 @@ class Verdict:
             stepped; or "too early": too little was stepped.
         reason: The numbers that show it.
         advice: What to do about it; empty if there is nothing.
-        option: The option of ``ShmVectorEnv`` to change, as it is written; empty: none helps.
+        option: The option of ``ShmVectorEnv`` to change, as code; empty: none helps.
     """
 
     kind: str
@@ -574,10 +575,10 @@ class Verdict:
 
     @property
     def severity(self) -> str:
-        """How bad it is: "none" (nothing to say), "good", "change" (what to) or "problem"."""
-        if self.kind in _NOTHING:
+        """How bad it is: "none" (nothing to say), "good", "change" or "problem"."""
+        if self.kind in _INCONCLUSIVE_KINDS:
             return "none"
-        if self.kind in _PROBLEMS or self.advice.startswith(_IF_IT_HANGS):
+        if self.kind in _PROBLEM_KINDS or self.advice.startswith(_HANG_ADVICE):
             return "problem"
         return "good" if self.kind == "env-bound" and not self.option else "change"
 
@@ -586,122 +587,122 @@ class Verdict:
         return f"{self.kind}: {self.reason}." + (f" {self.advice}." if self.advice else "")
 
 
-def _judged(stats: Stats) -> Verdict:
+def _judge(stats: Stats) -> Verdict:
     """The verdict on these numbers: the first kind that applies."""
     workers = stats.workers
-    done = sum(worker.steps + worker.resets for worker in workers)
-    if done == 0:
+    num_done = sum(worker.steps + worker.resets for worker in workers)
+    if num_done == 0:
         nothing = Verdict("idle", "nothing was stepped or reset")
-        return _restarting(stats) or _hanging(stats, done) or nothing
-    if (hanging := _hanging(stats, done)) is not None:
+        return _judge_restarts(stats) or _judge_hangs(stats, num_done) or nothing
+    if (hanging := _judge_hangs(stats, num_done)) is not None:
         return hanging
-    most = max(env.step.count for env in stats.envs)
-    if most < _EARLY and stats.elapsed_s < _EARLY_S:
+    most_steps = max(env.step.count for env in stats.envs)
+    if most_steps < _MIN_STEPS and stats.elapsed_s < _MIN_ELAPSED_S:
         return Verdict(
             "too early",
-            f"only {done} steps and resets have been made",
-            f"Make at least {_EARLY} steps of an env, or some for a second",
+            f"only {num_done} steps and resets have been made",
+            f"Make at least {_MIN_STEPS} steps of an env, or some for a second",
         )
-    if (restarting := _restarting(stats)) is not None:
+    if (restarting := _judge_restarts(stats)) is not None:
         return restarting
-    late = sum(worker.late for worker in workers)
-    if late > _LATE * done:
-        pipes = "shared_memory" not in stats.options
+    messages = sum(worker.late for worker in workers)
+    if messages > _LATE_SHARE * num_done:
+        is_message_mode = "shared_memory" not in stats.options
         advice = "; observations in a space of fixed size need no messages, with shared_memory=True"
         return Verdict(
             "messages through pipes",
-            f"{late:,} observations, infos or actions of {done:,} steps and resets did not fit the "
-            "rings in shared memory",
-            "Return less in infos" + advice * pipes,
-            "shared_memory=True" * pipes,
+            f"{messages:,} observations, infos or actions of {num_done:,} steps and resets did not "
+            "fit the rings in shared memory",
+            "Return less in infos" + advice * is_message_mode,
+            "shared_memory=True" * is_message_mode,
         )
     busy = [worker.busy_s for worker in workers]
     waited = sum(busy) if not stats.num_workers else stats.parent.waited_s
     if stats.caller_steps:
         waited += busy[-1]
-    used = _used(busy, waited)
+    busy_share = _busy_share(busy, waited)
     return (
-        _policy(stats, max(busy), waited)
-        or _slow_env(stats, busy, waited)
-        or _without_cores(stats, sum(busy))
-        or _resets(stats, sum(busy), used)
-        or _slow_steps(stats, used)
-        or _too_little(stats, sum(busy), used)
-        or _envs(stats, sum(busy), used)
+        _judge_policy(stats, max(busy), waited)
+        or _judge_slow_env(stats, busy, waited)
+        or _judge_cores(stats, sum(busy))
+        or _judge_resets(stats, sum(busy), busy_share)
+        or _judge_slow_steps(stats, busy_share)
+        or _judge_request_size(stats, sum(busy), busy_share)
+        or _judge_envs(stats, sum(busy), busy_share)
     )
 
 
-def _used(times: list[float], waited: float) -> float:
-    """The share of the caller's waiting time that workers spent in such times."""
+def _busy_share(times: list[float], waited: float) -> float:
+    """The sum of these times of workers, as a share of the time that the caller waited for them."""
     return sum(times) / (len(times) * max(waited, *times, 1e-9))
 
 
-def _hanging(stats: Stats, done: int) -> Verdict | None:
-    """The verdict where an env's step or reset does not return, or the first of all has not yet."""
-    found = [
+def _judge_hangs(stats: Stats, num_done: int) -> Verdict | None:
+    """The verdict if an env's step or reset does not return, or not even the first one has yet."""
+    hanging = [
         (now.for_s, worker, now, ended)
         for worker, now in enumerate(stats.doing)
         if now is not None
         for ended in [stats.reset if now.operation == "reset" else stats.step]
-        if not done or now.operation != "call"
-        if not done or now.for_s > max(_HANGS_S, _HANGS * ended.longest_s)
+        if not num_done or now.operation != "call"
+        if not num_done or now.for_s > max(_HANG_S, _HANG_RATIO * ended.longest_s)
     ]
-    if not found:
+    if not hanging:
         return None
-    _, worker, now, ended = max(found, key=lambda each: each[0])
+    _, worker, now, ended = max(hanging, key=lambda each: each[0])
     others = f"no {now.operation} has ended"
     if ended.count:
         longest = f"the longest {now.operation} that has ended"
         others = f"{longest} took {1e3 * ended.longest_s:.3g} ms"
     return Verdict(
-        "straggler" if len(found) < len(stats.workers) else "env-bound",
+        "straggler" if len(hanging) < len(stats.workers) else "env-bound",
         f"worker {worker} has been in {now}; {others}",
-        *_if_it_hangs(stats, now.operation),
+        *_advise_on_hang(stats, now.operation),
     )
 
 
-def _if_it_hangs(stats: Stats, operation: str) -> tuple[str, str]:
-    """What to do about an env that may hang in this, and by which option."""
+def _advise_on_hang(stats: Stats, operation: str) -> tuple[str, str]:
+    """Advice on an env that may hang in an operation, and the option for it."""
     limit = f"{operation}_timeout="
     if operation == "call":
-        return f"{_IF_IT_HANGS}: no time limit ends a call; python -m shmvec stacks says where", ""
+        return f"{_HANG_ADVICE}: no time limit ends a call; python -m shmvec stacks says where", ""
     if limit[:-1] in stats.options:
-        return f"{_IF_IT_HANGS}: {limit} names it; python -m shmvec stacks says where", ""
-    advice, option = _permitted(stats, limit)
+        return f"{_HANG_ADVICE}: {limit} names it; python -m shmvec stacks says where", ""
+    advice, option = _permitted_option(stats, limit)
     if stats.num_workers == 0:
         option = "num_workers=1"
         advice = f"{option} and {limit}"
-    return f"{_IF_IT_HANGS}: {advice} names such an env, and a FaultPolicy replaces it", option
+    return f"{_HANG_ADVICE}: {advice} names such an env, and a FaultPolicy replaces it", option
 
 
-def _permitted(stats: Stats, option: str) -> tuple[str, str]:
-    """An option, and the one to change first: caller_steps refuses some."""
+def _permitted_option(stats: Stats, option: str) -> tuple[str, str]:
+    """Advice to set an option, and the one to change first, since caller_steps refuses some."""
     if stats.caller_steps:
         return f"caller_steps=False and {option}", "caller_steps=False"
     return option, option
 
 
-def _restarting(stats: Stats) -> Verdict | None:
-    """The verdict where much of the time goes into restarts of workers."""
-    waited = stats.faults.restart_s
-    if waited <= _RESTARTING * max(0.0, stats.elapsed_s):
+def _judge_restarts(stats: Stats) -> Verdict | None:
+    """The verdict if much of the time goes into restarts of workers."""
+    restart_s = stats.faults.restart_s
+    if restart_s <= _RESTART_SHARE * max(0.0, stats.elapsed_s):
         return None
-    share = waited / max(waited, stats.elapsed_s)  # it counts once it is over
+    share = restart_s / max(restart_s, stats.elapsed_s)  # restarts may have begun earlier
     return Verdict(
         "restart-bound",
         f"{share:.0%} of the time went into restarts of workers",
-        "The log says of which envs, and why",
+        "The log names their envs, and the reasons",
     )
 
 
-def _policy(stats: Stats, busiest: float, waited: float) -> Verdict | None:
-    """The verdict where the caller computes while no env is stepped."""
+def _judge_policy(stats: Stats, busiest: float, waited: float) -> Verdict | None:
+    """The verdict if the caller computes while no env is stepped."""
     elapsed = max(stats.elapsed_s, 1e-9)
     batches = stats.parent.requests / len(stats.workers)
     if (
-        waited >= _POLICY * elapsed
-        or busiest >= _IDLE * elapsed
-        or elapsed - waited < _OWN_S * batches
+        waited >= _CALLER_WAIT_SHARE * elapsed
+        or busiest >= _BUSY_SHARE * elapsed
+        or elapsed - waited < _CALLER_S_PER_BATCH * batches
     ):
         return None
     advice, option = "Make the policy faster", ""
@@ -718,11 +719,11 @@ def _policy(stats: Stats, busiest: float, waited: float) -> Verdict | None:
     )
 
 
-def _without_cores(stats: Stats, busy: float) -> Verdict | None:
-    """The verdict where workers lack cores: there are too many, or other programs."""
+def _judge_cores(stats: Stats, busy: float) -> Verdict | None:
+    """The verdict if workers lack cores: there are too many of them, or other programs."""
     starved = sum(worker.lacked_s for worker in stats.workers)
     # Envs that sleep need few cores, however many workers they have.
-    if stats.num_workers == 0 or starved <= _STARVED * max(0.0, busy) or _asleep(stats):
+    if stats.num_workers == 0 or starved <= _STARVED_RATIO * max(0.0, busy) or _are_asleep(stats):
         return None
     lacked = f"workers were ready to run and had no core for {starved:.3g} s, "
     share = starved / max(busy, 1e-9)
@@ -731,8 +732,8 @@ def _without_cores(stats: Stats, busy: float) -> Verdict | None:
         if share < 1
         else f"{share:.1f} times as long as they were in envs"
     )
-    used = sum(worker.cpu_s or 0.0 for worker in stats.workers)
-    if stats.num_workers > stats.cores and used > _OURS * stats.cores * stats.parent.waited_s:
+    cpu_s = sum(worker.cpu_s or 0.0 for worker in stats.workers)
+    if stats.num_workers > stats.cores and cpu_s > _OWN_SHARE * stats.cores * stats.parent.waited_s:
         option = f"num_workers={stats.cores}"
         return Verdict(
             "too many workers",
@@ -743,7 +744,7 @@ def _without_cores(stats: Stats, busy: float) -> Verdict | None:
     option = "threads_per_worker=1" * ("threads_per_worker" not in stats.options)
     return Verdict(
         "oversubscribed",
-        f"{lacked}: other programs or threads have the cores{_slow_step(stats)}",
+        f"{lacked}: other programs or threads have the cores{_slow_env_text(stats)}",
         (f"{option} if they are the envs' own libraries; " if option else "")
         + "torch.set_num_threads for the policy's; otherwise end other programs: what limits the "
         "envs shows on a quieter machine. More workers may get more of contended cores, as "
@@ -752,12 +753,12 @@ def _without_cores(stats: Stats, busy: float) -> Verdict | None:
     )
 
 
-def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
-    """The verdict where resets take much of the time."""
+def _judge_resets(stats: Stats, busy: float, busy_share: float) -> Verdict | None:
+    """The verdict if resets take much of the time."""
     resets = sum(worker.reset_s for worker in stats.workers) / busy if busy else 0.0
-    if resets < (_FEW_RESETS if used < _IDLE else _RESETS):
+    if resets < (_WAITING_RESET_SHARE if busy_share < _BUSY_SHARE else _RESET_SHARE):
         return None
-    remedy, option = _remedy(stats, stats.num_workers > 1)
+    remedy, option = _advise_on_slow_envs(stats, stats.num_workers > 1)
     return Verdict(
         "reset-bound",
         f"{resets:.0%} of the workers' time went into {stats.reset.count:,} resets, of "
@@ -767,75 +768,77 @@ def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
     )
 
 
-def _remedy(stats: Stats, late: bool) -> tuple[str, str]:
-    """What makes slow envs of use to the caller sooner, and by which option; "": nothing does.
+def _advise_on_slow_envs(stats: Stats, late: bool) -> tuple[str, str]:
+    """Advice on slow envs, and the option for it; both are empty if none helps.
 
     Args:
-        stats: What was measured.
+        stats: The stats.
         late: Whether workers wait for the last of each batch.
     """
-    most = min(stats.cores, len(stats.envs))
-    if stats.num_workers < most > 1:
-        option = f"num_workers={most}"
+    usable_workers = min(stats.cores, len(stats.envs))
+    if stats.num_workers < usable_workers > 1:
+        option = f"num_workers={usable_workers}"
         return f"There are {stats.cores} cores: {option}", option
-    if 0 < stats.num_workers < len(stats.envs) and not stats.overlaps and _asleep(stats):
-        how, option = _permitted(stats, 'overlap="auto"')
+    if 0 < stats.num_workers < len(stats.envs) and not stats.overlaps and _are_asleep(stats):
+        advice, option = _permitted_option(stats, 'overlap="auto"')
         return (
-            f"Most of it was asleep, and envs of a worker can wait at the same time: {how}",
+            f"Most of it was asleep, and envs of a worker can wait at the same time: {advice}",
             option,
         )
-    return _half(stats) if late and len(stats.envs) > 1 and _in_lockstep(stats) else ("", "")
+    lockstep = late and len(stats.envs) > 1 and _is_in_lockstep(stats)
+    return _advise_batch_size(stats) if lockstep else ("", "")
 
 
-def _in_lockstep(stats: Stats) -> bool:
-    """Whether all envs were stepped equally often; if not, slow ones are not waited for."""
+def _is_in_lockstep(stats: Stats) -> bool:
+    """Whether all envs were stepped equally often; if not, nothing waits for slow ones."""
     if "batch_size" in stats.options:
         return False
     # A reset replaces a step, or is part of one; and some envs may be one step ahead.
     for resets in (0, 1):
-        asked = [env.step.count + resets * env.reset.count for env in stats.envs]
-        if max(asked) <= 2 * min(asked) + 2:
+        counts = [env.step.count + resets * env.reset.count for env in stats.envs]
+        if max(counts) <= 2 * min(counts) + 2:
             return True
     return False
 
 
-def _half(stats: Stats) -> tuple[str, str]:
-    """What to do so that a batch does not wait for all envs, and by which option."""
-    how, option = _permitted(stats, f"batch_size={max(1, len(stats.envs) // 2)}")
-    return f"Do not wait for it: {how} with send and recv", option
+def _advise_batch_size(stats: Stats) -> tuple[str, str]:
+    """Advice not to wait for all envs, and the option for it."""
+    advice, option = _permitted_option(stats, f"batch_size={max(1, len(stats.envs) // 2)}")
+    return f"Do not wait for it: {advice} with send and recv", option
 
 
-def _slow_env(stats: Stats, busy: list[float], waited: float) -> Verdict | None:
-    """The verdict where all envs wait for the same slow one, whoever else has the cores."""
-    if stats.num_workers < 2 or not _in_lockstep(stats):
+def _judge_slow_env(stats: Stats, busy: list[float], waited: float) -> Verdict | None:
+    """The verdict if all envs wait for the same slow one, whatever other programs do."""
+    if stats.num_workers < 2 or not _is_in_lockstep(stats):
         return None
-    # Other programs delay workers, and one of them more than others: that is nobody's step.
-    own = [max(w.busy_s - w.lacked_s, min(w.busy_s, w.cpu_s or 0.0)) for w in stats.workers]
-    worker = own.index(max(own))
-    uneven = [max(own) > _UNEVEN * _rest(own), busy[worker] > _UNEVEN * _rest(busy)]
-    slow = _slow_step(stats, stats.workers[worker].envs, _UNEVEN)
-    if not all(uneven) or not slow or _used(own, waited) >= _IDLE:
+    # Other programs delay some workers more than others; that time is not counted as an env's.
+    own_s = [max(w.busy_s - w.lacked_s, min(w.busy_s, w.cpu_s or 0.0)) for w in stats.workers]
+    worker = own_s.index(max(own_s))
+    uneven = max(own_s) > _UNEVEN * _rest_mean(own_s) and busy[worker] > _UNEVEN * _rest_mean(busy)
+    slow = _slow_env_text(stats, stats.workers[worker].envs, _UNEVEN)
+    if not uneven or not slow or _busy_share(own_s, waited) >= _BUSY_SHARE:
         return None
     return Verdict(
         "straggler",
         f"worker {worker} was in its envs for {busy[worker]:.3g} s, others for "
-        f"{_rest(busy):.3g} s on average{slow}",
-        *_half(stats),
+        f"{_rest_mean(busy):.3g} s on average{slow}",
+        *_advise_batch_size(stats),
     )
 
 
-def _rest(times: list[float]) -> float:
+def _rest_mean(times: list[float]) -> float:
     """The mean of all but the largest."""
     return (sum(times) - max(times)) / (len(times) - 1)
 
 
-def _slow_step(stats: Stats, envs: Sequence[int] = (), factor: float = _SLOW) -> str:
-    """What the slowest of these envs takes, all by default, if so many times the usual; or ""."""
+def _slow_env_text(stats: Stats, envs: Sequence[int] = (), factor: float = _SLOW_RATIO) -> str:
+    """Names the slowest of these envs (default: all) if it is so much slower than usual; or ""."""
     means = [env.step.mean_s for env in stats.envs]
-    for now in stats.doing:  # a step that is not over may be what all wait for
+    for now in stats.doing:  # all may wait for a step that is not over yet
         if now is not None and now.operation == "step":
             means[now.env] = max(means[now.env], now.for_s)
-    slowest, usual = max(envs or range(len(means)), key=means.__getitem__), median_low(means)
+    slowest = max(envs or range(len(means)), key=means.__getitem__)
+    usual = sorted(means)[(len(means) - 1) // 2]  # the lower median
     if means[slowest] <= factor * usual:
         return ""
     return (
@@ -844,91 +847,95 @@ def _slow_step(stats: Stats, envs: Sequence[int] = (), factor: float = _SLOW) ->
     )
 
 
-def _slow_steps(stats: Stats, used: float) -> Verdict | None:
-    """The verdict where each batch waits for a slow step, of another env each time."""
+def _judge_slow_steps(stats: Stats, busy_share: float) -> Verdict | None:
+    """The verdict if each batch waits for a slow step, of another env each time."""
     usual, slow = stats.step.quantile(0.5), stats.step.quantile(0.99)
-    if stats.num_workers < 2 or used >= _IDLE or not _in_lockstep(stats) or slow <= _TAIL * usual:
+    if stats.num_workers < 2 or not _is_in_lockstep(stats):
+        return None
+    if busy_share >= _BUSY_SHARE or slow <= _TAIL_RATIO * usual:
         return None
     return Verdict(
         "straggler",
         f"the slowest hundredth of all steps takes {1e3 * slow:.3g} ms and more, the median "
         f"{1e3 * usual:.3g} ms: each batch waits for its slowest",
-        *_half(stats),
+        *_advise_batch_size(stats),
     )
 
 
-def _too_little(stats: Stats, busy: float, used: float) -> Verdict | None:
-    """The verdict where requests are too small to be worth so many workers."""
+def _judge_request_size(stats: Stats, busy: float, busy_share: float) -> Verdict | None:
+    """The verdict if requests are too small for so many workers."""
     requests = sum(worker.requests for worker in stats.workers)
     work = busy / max(1, requests)
-    if stats.num_workers == 0 or work > _SMALL_S or used >= _IDLE:
+    if stats.num_workers == 0 or work > _SMALL_REQUEST_S or busy_share >= _BUSY_SHARE:
         return None
     option = f"num_workers={0 if stats.caller_steps else stats.num_workers // 2}"
     if stats.num_workers == 2 and not stats.caller_steps:
         option = "caller_steps=True"
     return Verdict(
         "too many workers",
-        f"what a worker is asked at a time takes {1e6 * work:.3g} µs, less than asking it",
+        f"a request to a worker has {1e6 * work:.3g} µs of work, less than the request costs",
         f"{option}, or more envs",
         option,
     )
 
 
-def _envs(stats: Stats, busy: float, used: float) -> Verdict:
-    """The verdict where the envs themselves limit the speed."""
-    small = busy < _SMALL_S * sum(worker.requests for worker in stats.workers)
-    # The more workers, the later the last is, however alike their envs are.
-    late = stats.num_workers > 2 and used < _EVEN and _in_lockstep(stats)
-    late = late and stats.step.mean_s > stats.num_workers * _TAKEN_S
+def _judge_envs(stats: Stats, busy: float, busy_share: float) -> Verdict:
+    """The verdict if the envs themselves limit the speed."""
+    small = busy < _SMALL_REQUEST_S * sum(worker.requests for worker in stats.workers)
+    # The more workers there are, the later is the last, even if their envs are alike.
+    late = stats.num_workers > 2 and busy_share < _EVEN_BUSY_SHARE and _is_in_lockstep(stats)
+    late = late and stats.step.mean_s > stats.num_workers * _CALLER_S_PER_ENV
     inline = stats.num_workers == 0 and small
-    remedy, option = ("", "") if inline else _remedy(stats, late)
+    remedy, option = ("", "") if inline else _advise_on_slow_envs(stats, late)
     reason = f"{busy / max(stats.elapsed_s, 1e-9):.2g} workers were in their envs at a time"
-    reason += f"; a step takes {1e3 * stats.step.mean_s:.3g} ms{_slow_step(stats)}"
+    reason += f"; a step takes {1e3 * stats.step.mean_s:.3g} ms{_slow_env_text(stats)}"
     if late:
-        reason += f"; {1 - used:.0%} of the time workers waited for the last of each batch"
+        reason += f"; {1 - busy_share:.0%} of the time workers waited for the last of each batch"
     if remedy:
         return Verdict("env-bound", reason, f"{remedy}; or make env.step faster", option)
-    asleep = _asleep(stats)
+    asleep = _are_asleep(stats)
     if asleep and stats.overlaps:
         reason += "; most of it was asleep, at the same time as others"
-    spare = inline or asleep or min(stats.cores, len(stats.envs)) < stats.cores
-    more = "step more envs at a time" if spare else "use more cores"
+    has_free_cores = inline or asleep or min(stats.cores, len(stats.envs)) < stats.cores
+    more = "step more envs at a time" if has_free_cores else "use more cores"
     if asleep is None:
         more += "; whether they sleep shows in stats() - before of a time without restarts"
     return Verdict("env-bound", reason, f"Make env.step faster, or {more}")
 
 
-def _asleep(stats: Stats) -> bool | None:
-    """Whether envs waited for most of their time, and not for a core; None: nobody knows."""
+def _are_asleep(stats: Stats) -> bool | None:
+    """Whether envs mostly waited, and not for a core; None: it is unknown."""
     known = [worker for worker in stats.workers if worker.cpu_s is not None]
     awake = sum(worker.cpu_s + worker.lacked_s for worker in known)
-    if awake >= _AWAKE * sum(worker.busy_s for worker in known):
+    if awake >= _AWAKE_SHARE * sum(worker.busy_s for worker in known):
         return False
-    # The time on cores is that of the last process only, the time in envs that of all.
+    # After a restart, the time on cores is that of the last process, but the time in envs of all.
     return None if stats.faults.restarts else True
 
 
 # ---- the table -----------------------------------------------------------------------------------
 
-_MOST_ROWS = 16
-_MOST_ALIKE = 4  # kinds of envs whose wrappers are described
-# Columns by importance: where there is no room, unnamed ones are left out first, then the last.
+_MAX_ROWS = 16
+_MAX_WRAPPER_KINDS = 4  # kinds of envs whose wrappers are described
+# Columns by importance: if there is no room, others are left out first, then the last of these.
 _IMPORTANCE = (
     *("worker", "now", "in step", "envs", "steps", "pid", "time", "waiting", "resets", "memory"),
     *("in reset", "CPU", "starved"),
 )
-_LONGEST = len("reset of env 100 for 2.63 ms")
-_SLOWEST = 3  # envs that are named
-_LONG_S = 0.1  # a shorter wait of the caller is not shown
+_NOW_WIDTH = len("reset of env 100 for 2.63 ms")
+_BAR_LETTERS = {"in step": "█", "in reset": "▓", "no core": "×", "waiting": "░"}
+_BAR_WIDTH = 20
+_NUM_SLOWEST = 3  # envs whose timings are listed
+_MIN_SHOWN_WAIT_S = 0.1  # a shorter wait of the caller is not shown
 
 
 @dataclass(frozen=True)
 class Table:
-    """The parts of a table of stats: ``str`` joins them as text, ``top`` draws them.
+    """The parts of a table of stats: ``str`` joins them as text, notebooks and ``top`` colour them.
 
     Attributes:
         sentences: Sentences on all workers together.
-        columns: Cells by name of column, one for each of the first workers.
+        columns: By column name, a cell for each of the first workers.
         hidden: Text on how many more workers there are; empty: none.
         timings: Rows on durations of steps and resets, of all envs and of the slowest; the first
             row has the headings.
@@ -942,15 +949,15 @@ class Table:
     faults: str
 
     @classmethod
-    def of(cls, stats: Stats) -> Table:
-        """The table of these stats."""
-        more = len(stats.workers) - _MOST_ROWS
+    def of(cls, stats: Stats, bars: bool = False) -> Table:
+        """Makes the table of stats; ``bars`` adds a column with a bar of each worker's time."""
+        more = len(stats.workers) - _MAX_ROWS
         faults = str(stats.faults)
         return cls(
             tuple(_sentences(stats)),
-            _columns(stats),
+            _columns(stats, bars),
             f"... and {more} more" if more > 0 else "",
-            tuple(_timings(stats)),
+            tuple(_timing_rows(stats)),
             f"faults: {faults}" if faults else "",
         )
 
@@ -958,36 +965,50 @@ class Table:
     def width(self) -> int:
         """Characters that the columns take side by side, with the longest text in "now"."""
         widths = [
-            _LONGEST if name == "now" else max(map(len, (name, *cells)))
+            _NOW_WIDTH if name == "now" else max(map(len, (name, *cells)))
             for name, cells in self.columns.items()
         ]
         return sum(widths) + 2 * (len(widths) - 1)
 
     def fitted(self, width: int | None) -> Table:
-        """This table without the least important columns, so that it fits; None: all of it."""
+        """This table without the least important columns, so that it fits; None: all columns."""
         table = self
-        for name in sorted(self.columns, key=_unimportance, reverse=True)[:-1]:
+        for name in sorted(self.columns, key=_rank_of, reverse=True)[:-1]:
             if width is None or table.width <= width:
                 break
             columns = {key: cells for key, cells in table.columns.items() if key != name}
             table = replace(self, columns=columns)
         return table
 
+    @property
+    def worker_lines(self) -> list[str]:
+        """The columns as lines; the first line has their names."""
+        workers = [(name, *cells) for name, cells in self.columns.items()]
+        return _align(list(zip(*workers, strict=True)))
+
+    @property
+    def keys(self) -> str:
+        """A legend for the letters of bars; empty: there are no bars."""
+        keys = [f"{letter} {name}" for name, letter in _BAR_LETTERS.items()]
+        return "  ".join(keys) if "time" in self.columns else ""
+
+    @property
+    def timing_lines(self) -> list[str]:
+        """``timings`` as lines."""
+        return _align(self.timings)
+
+    @property
+    def lines(self) -> list[str]:
+        """All lines below the sentences."""
+        lines = *self.worker_lines, self.keys, self.hidden, *self.timing_lines, self.faults
+        return [line for line in lines if line]
+
     def __str__(self) -> str:
         """The table as text."""
-        workers = [(name, *cells) for name, cells in self.columns.items()]
-        return "\n".join(
-            [
-                *self.sentences,
-                *_aligned(list(zip(*workers, strict=True))),
-                *filter(None, [self.hidden]),
-                *_aligned(self.timings),
-                *filter(None, [self.faults]),
-            ]
-        )
+        return "\n".join([*self.sentences, *self.lines])
 
 
-def _unimportance(column: str) -> int:
+def _rank_of(column: str) -> int:
     return _IMPORTANCE.index(column) if column in _IMPORTANCE else len(_IMPORTANCE)
 
 
@@ -996,43 +1017,43 @@ def _sentences(stats: Stats) -> list[str]:
     resets = sum(worker.resets for worker in stats.workers)
     waiting_s = stats.waiting_s or 0.0
     share = stats.share_of_limit
-    has_limit = share < _OVER and not stats.overlaps  # envs that sleep have none
+    has_limit = share < _MAX_LIMIT_SHARE and not stats.overlaps  # envs that sleep have none
     limit = f", {share:.0%} of the limit" if has_limit else ""
     sentences = [
         f"{stats.elapsed_s:.3g} s: {steps:,} steps ({stats.steps_per_s:,.0f} a second{limit}), "
         f"{resets:,} resets; "
         f"{stats.num_workers} workers, {len(stats.envs)} envs, {stats.cores} cores",
-        f"the caller waited {_percent(stats.parent.waited_s, stats.elapsed_s)} of the time "
+        f"the caller waited {_format_percent(stats.parent.waited_s, stats.elapsed_s)} of the time "
         f"({stats.parent.parks:,} sleeps)"
-        + (f", now for {_duration(waiting_s)}" if waiting_s >= _LONG_S else ""),
+        + (f", now for {_format_duration(waiting_s)}" if waiting_s >= _MIN_SHOWN_WAIT_S else ""),
     ]
-    sentences += [f"wrappers{whose}: {words}" for whose, words in _alike(stats.wrappers)]
+    sentences += [f"wrappers{whose}: {words}" for whose, words in _wrapper_groups(stats.wrappers)]
     if spent := sum(worker.wrappers_s for worker in stats.workers):
-        cost = f"{_duration(spent / max(1, steps))} a step"
+        cost = f"{_format_duration(spent / max(1, steps))} a step"
         sentences.append(f"wrappers that are not compiled, around those that are: {cost}")
     if stats.caller is not None:
         known = [each.pss for each in stats.processes if each is not None and each.pss is not None]
-        of_workers = f", workers {_bytes(sum(known))}" if known else ""
+        of_workers = f", workers {_format_bytes(sum(known))}" if known else ""
         sentences.append(
-            f"memory: caller {_memory(stats.caller)}{of_workers}, shared {_bytes(stats.shared)}"
+            f"memory: caller {_format_memory(stats.caller)}{of_workers}, "
+            f"shared {_format_bytes(stats.shared)}"
         )
     return sentences
 
 
-def _alike(wrappers: Sequence[str]) -> list[tuple[str, str]]:
+def _wrapper_groups(wrappers: Sequence[str]) -> list[tuple[str, str]]:
     """Descriptions of envs' wrappers, each with the envs that share it."""
-    envs: dict[str, list[int]] = {}
-    for env, words in enumerate(wrappers):
-        envs.setdefault(words, []).append(env)
-    if len(envs) == 1:
-        return [("", words) for words in envs if words]
-    shown = [(_some(which), words) for words, which in envs.items() if words]
-    more = len(shown) - _MOST_ALIKE
-    return shown[:_MOST_ALIKE] + [("", f"{more} other kinds of envs")] * (more > 0)
+    envs_by_text: dict[str, list[int]] = {}
+    for env, text in enumerate(wrappers):
+        envs_by_text.setdefault(text, []).append(env)
+    if len(envs_by_text) == 1:
+        return [("", text) for text in envs_by_text if text]
+    groups = [(_envs_phrase(envs), text) for text, envs in envs_by_text.items() if text]
+    more = len(groups) - _MAX_WRAPPER_KINDS
+    return groups[:_MAX_WRAPPER_KINDS] + [("", f"{more} other kinds of envs")] * (more > 0)
 
 
-def _some(envs: list[int]) -> str:
-    """Envs as a short text."""
+def _envs_phrase(envs: list[int]) -> str:
     if len(envs) == 1:
         return f" of env {envs[0]}"
     if envs[-1] - envs[0] == len(envs) - 1:
@@ -1040,91 +1061,96 @@ def _some(envs: list[int]) -> str:
     return f" of env {envs[0]} and {len(envs) - 1} others"
 
 
-def _columns(stats: Stats) -> dict[str, list[str]]:
-    workers = stats.workers[:_MOST_ROWS]
-    processes = stats.processes[:_MOST_ROWS]
+def _columns(stats: Stats, bars: bool) -> dict[str, list[str]]:
+    workers = stats.workers[:_MAX_ROWS]
+    processes = stats.processes[:_MAX_ROWS]
     columns = {
         "worker": [str(index) for index in range(len(workers))],
-        "envs": [_range(worker.envs) for worker in workers],
+        "envs": [_range_text(worker.envs) for worker in workers],
         "pid": [str(each.pid) if each else "?" for each in processes],
-        **_counted(stats, "work"),
-        "waiting": [_percent(worker.waited_s, stats.elapsed_s) for worker in workers],
-        **_counted(stats, "waits"),
-        **_counted(stats, "on_cores"),
-        "memory": [_memory(each) for each in processes],
-        "now": [_now(stats, index) for index in range(len(workers))],
+        **_counter_columns(stats, "work"),
+        "waiting": [_format_percent(worker.waited_s, stats.elapsed_s) for worker in workers],
+        **_counter_columns(stats, "waits"),
+        **_counter_columns(stats, "on_cores"),
+        "memory": [_format_memory(each) for each in processes],
+        "time": [_bar(worker.shares(stats.elapsed_s)) for worker in workers if bars],
+        "now": [_current_operation(stats, index) for index in range(len(workers))],
     }
     return {name: cells for name, cells in columns.items() if cells}
 
 
-def _counted(stats: Stats, table: str) -> dict[str, list[str]]:
+def _bar(shares: dict[str, float]) -> str:
+    """A worker's time as a bar, which stays empty for the rest of the time."""
+    bar = ""
+    for name, end in zip(shares, accumulate(shares.values()), strict=True):
+        bar += _BAR_LETTERS[name] * (round(_BAR_WIDTH * end) - len(bar))
+    return bar.ljust(_BAR_WIDTH)
+
+
+def _counter_columns(stats: Stats, table: str) -> dict[str, list[str]]:
     """Columns of the counters that have a heading; times are shares."""
     columns = {}
     for counter, heading, _ in COUNTERS[table]:
-        name = _attribute(counter)
-        counts = [getattr(worker, name) for worker in stats.workers[:_MOST_ROWS]]
+        name = _stats_name(counter)
+        counts = [getattr(worker, name) for worker in stats.workers[:_MAX_ROWS]]
         if heading and counter.endswith("_ns"):
-            columns[heading] = [_percent(count, stats.elapsed_s) for count in counts]
+            columns[heading] = [_format_percent(count, stats.elapsed_s) for count in counts]
         elif heading:
             columns[heading] = [f"{count:,}" for count in counts]
     return columns
 
 
-def _timings(stats: Stats) -> list[tuple[str, ...]]:
+def _timing_rows(stats: Stats) -> list[tuple[str, ...]]:
     rows = [
-        (f"{who} {name}", *map(_duration, (t.quantile(0.5), t.quantile(0.99), t.longest_s)))
+        (f"{who} {name}", *map(_format_duration, (t.quantile(0.5), t.quantile(0.99), t.longest_s)))
         for name in ("step", "reset")
-        for who, t in (("any env's", getattr(stats, name)), *_slowest(stats, name))
+        for who, t in (("any env's", getattr(stats, name)), *_slowest_envs(stats, name))
         if t.count
     ]
     return [("", "p50", "p99", "longest"), *rows] if rows else []
 
 
-def _duration(seconds: float) -> str:
-    """A duration as text, in the unit that reads best."""
+def _format_duration(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
 
 
-def _now(stats: Stats, worker: int) -> str:
-    """The operation that a worker is in, as text."""
+def _current_operation(stats: Stats, worker: int) -> str:
     if stats.processes and stats.processes[worker] is None:
         return "no process"
     return str(stats.doing[worker] or "-") if stats.doing else "-"
 
 
-def _slowest(stats: Stats, name: str) -> list[tuple[str, Timing]]:
-    """The envs whose steps or resets take longest, if there are more than so many."""
-    if len(stats.envs) <= _SLOWEST:
+def _slowest_envs(stats: Stats, name: str) -> list[tuple[str, Timing]]:
+    """The envs whose steps or resets take longest; none if there are few envs."""
+    if len(stats.envs) <= _NUM_SLOWEST:
         return []
-    found = [(getattr(env, name), index) for index, env in enumerate(stats.envs)]
-    worst = sorted(found, key=lambda each: -each[0].quantile(0.99))[:_SLOWEST]
-    return [(f"env {index}'s", timing) for timing, index in worst]
+    timings = [(getattr(env, name), index) for index, env in enumerate(stats.envs)]
+    slowest = sorted(timings, key=lambda each: -each[0].quantile(0.99))[:_NUM_SLOWEST]
+    return [(f"env {index}'s", timing) for timing, index in slowest]
 
 
-def _percent(part: float | None, whole: float) -> str:
+def _format_percent(part: float | None, whole: float) -> str:
     return "?" if part is None else f"{100 * part / max(whole, 1e-9):.0f} %"
 
 
-def _memory(process: Process | None) -> str:
+def _format_memory(process: Process | None) -> str:
     if process is None or process.pss is None:
         return "?"
-    return _bytes(process.pss)
+    return _format_bytes(process.pss)
 
 
-def _bytes(number: int) -> str:
+def _format_bytes(number: int) -> str:
     mib = number / 2**20
     return f"{mib:,.0f} MiB" if mib >= 10 else f"{mib:.1f} MiB"
 
 
-def _range(envs: range) -> str:
-    """The first and last env of a range, as text."""
+def _range_text(envs: range) -> str:
     return "-".join(map(str, dict.fromkeys((envs[0], envs[-1])))) if envs else "?"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, columns flush right."""
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -1133,70 +1159,22 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 # ---- the table in a notebook ---------------------------------------------------------------------
 
-# Colours are in the elements, and text has that of the page: notebooks and sites may be dark.
+# Only these elements are coloured. Text has the page's colour, since the page may be dark.
 _BADGES = {"none": "#616161", "good": "#2e7d32", "change": "#8a5a00", "problem": "#c62828"}
-_BARS = {"in step": "#43a047", "in reset": "#00acc1", "no core": "#e53935", "waiting": "#9e9e9e66"}
-_NOT_IN_HTML = ("pid",)
-_STYLE = "font-variant-numeric:tabular-nums;font-size:0.9em;line-height:1.5;overflow-x:auto"
-_CELL = "padding:0.1em 0.7em;text-align:right;white-space:nowrap"
-_TABLE = "border-collapse:collapse;margin:0.4em 0;width:auto;font-size:inherit;color:inherit"
-_ROW = "background:none"  # where a page has rows of other colours
+_COLOURS = {"█": "#43a047", "▓": "#00acc1", "×": "#e53935", "░": "#9e9e9e"}
+_STYLE = "font-size:0.9em;line-height:1.5"
+_PRE_STYLE = "margin:0.4em 0;overflow-x:auto;background:none;color:inherit;line-height:1.3"
 
 
 def _as_html(stats: Stats) -> str:
-    """The verdict, the workers with their time as bars, and the times of steps and resets."""
-    table, verdict = Table.of(stats), stats.verdict
+    """The verdict, and the table with coloured bars."""
+    table, verdict = Table.of(stats, bars=True), stats.verdict
     badge = f"background:{_BADGES[verdict.severity]};color:#fff;border-radius:0.3em;padding:0 0.5em"
-    said = f'<b style="{badge}">{html.escape(verdict.kind)}</b> {html.escape(verdict.reason)}.'
-    said += f" <b>{html.escape(verdict.advice)}.</b>" if verdict.advice else ""
-    parts = [
-        said,
-        *map(html.escape, table.sentences),
-        _workers_as_html(stats, table),
-        html.escape(table.hidden),
-        _rows_as_html([[html.escape(cell) for cell in row] for row in table.timings]),
-        html.escape(table.faults),
-    ]
-    shown = "".join(f"<div>{part}</div>" for part in parts if part)
-    return f'<div style="{_STYLE}">{shown}</div>'
-
-
-def _workers_as_html(stats: Stats, table: Table) -> str:
-    """A row for each worker, without columns that say nothing, and the keys of the bars."""
-    columns = {
-        name: [html.escape(cell) for cell in cells]
-        for name, cells in table.columns.items()
-        if name not in _NOT_IN_HTML and not {*cells} <= {"?", "-"}
-    }
-    bars = [_bar_as_html(worker.shares(stats.elapsed_s)) for worker in stats.workers[:_MOST_ROWS]]
-    rows = [(name, *cells) for name, cells in columns.items()]
-    rows.insert(2, ("time", *bars))
-    square = "display:inline-block;width:0.8em;height:0.8em;margin:0 0.3em 0 0.8em"
-    keys = "".join(
-        f'<span style="{square};background:{colour}"></span>{name}'
-        for name, colour in _BARS.items()
-    )
-    return f"{_rows_as_html(list(zip(*rows, strict=True)))}<div>time:{keys}</div>"
-
-
-def _bar_as_html(shares: dict[str, float]) -> str:
-    """A worker's time as a bar, and its words for those who cannot see it."""
-    words = ", ".join(f"{name} {_percent(share, 1)}" for name, share in shares.items())
-    parts = "".join(
-        f'<span style="width:{100 * share:.1f}%;background:{_BARS[name]}"></span>'
-        for name, share in shares.items()
-    )
-    style = "display:flex;width:10em;height:0.9em;border:1px solid #9e9e9e"
-    return f'<div role="img" aria-label="{words}" title="{words}" style="{style}">{parts}</div>'
-
-
-def _rows_as_html(rows: Sequence[Sequence[str]]) -> str:
-    """A table of rows of HTML, the first of them headings; "" if there are none."""
-    if not rows:
-        return ""
-    drawn = []
-    for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False):
-        cells = "".join(f'<{tag} style="{_CELL}">{cell}</{tag}>' for cell in row)
-        drawn.append(f'<tr style="{_ROW}">{cells}</tr>')
-    head, body = drawn[0], "".join(drawn[1:])
-    return f'<table style="{_TABLE}"><thead>{head}</thead><tbody>{body}</tbody></table>'
+    text = f'<b style="{badge}">{html.escape(verdict.kind)}</b> {html.escape(verdict.reason)}.'
+    text += f" <b>{html.escape(verdict.advice)}.</b>" if verdict.advice else ""
+    sentences = "".join(f"<div>{html.escape(each)}</div>" for each in table.sentences)
+    lines = html.escape("\n".join(table.lines))
+    for letter, colour in _COLOURS.items():
+        lines = re.sub(f"{letter}+", rf'<span style="color:{colour}">\g<0></span>', lines)
+    body = f'<div>{text}</div>{sentences}<pre style="{_PRE_STYLE}">{lines}</pre>'
+    return f'<div style="{_STYLE}">{body}</div>'

@@ -1,10 +1,10 @@
 """Tests for users: whether an env may run in parallel, and Gymnasium's ``VectorEnv`` contract.
 
-:func:`check_env_fn` finds what goes wrong when an env that runs alone runs beside others.
+:func:`check_env_fn` finds out what goes wrong when an env runs together with others.
 
 Derive from :class:`VectorEnvContract` in a test module, define how your vector env is made, and
 pytest runs the contract on it. The contract is what both ``SyncVectorEnv`` and ``AsyncVectorEnv``
-of Gymnasium keep, and nothing that only one of them does. (The idea is dm_env's
+of Gymnasium do, and nothing that only one of them does. (The idea comes from dm_env's
 ``EnvironmentTestMixin``.) This module needs pytest.
 
 Example:
@@ -38,7 +38,7 @@ from shmvec._commands.check import CheckReport, Finding, check
 __all__ = ["CheckReport", "ContractEnv", "Finding", "VectorEnvContract", "check_env_fn"]
 
 # Before 1.4 Gymnasium checked some arguments by assertions.
-_WRONG = {error: (error, AssertionError) for error in (TypeError, ValueError)}
+_ERROR_TYPES = {error: (error, AssertionError) for error in (TypeError, ValueError)}
 
 _EnvFns = Sequence[Callable[[], gym.Env[Any, Any]]]
 
@@ -71,16 +71,16 @@ def check_env_fn(
     for bit. An env that crashes or hangs is a finding, too.
 
     Args:
-        env_fn: Makes one env. If its ``render_mode`` is one of frames, these are compared, too.
-        beside: Makes the other env of each process, where envs of two kinds are to share one
-            (two robots may draw with each other's textures). None: ``env_fn``.
+        env_fn: Makes one env. If its ``render_mode`` returns frames, these are compared, too.
+        beside: Makes the other env of each process, if envs of two kinds are to share one (two
+            robots may draw with each other's textures). None: ``env_fn``.
         contexts: Start methods to try; the first is the one that you mean to use, and a failure
-            under another is a note. None: all, the program's default first.
+            with another one is a note. None: all, the program's default first.
         steps: How many steps each env makes, at most; an env alone stops after a second.
         time_limit: Seconds that envs get each time they are made and stepped.
 
     Returns:
-        The report. ``report.ok`` is whether nothing is wrong, ``report.wrong`` has the findings
+        The report. ``report.ok`` says whether nothing is wrong, ``report.wrong`` has the findings
         that are, and ``print(report)`` shows the table.
 
     Raises:
@@ -97,8 +97,8 @@ def check_env_fn(
     for name, function in {"env_fn": env_fn, "beside": beside or env_fn}.items():
         if not callable(function):
             raise TypeError(
-                f"{name} must be a function that makes an env, `lambda: gym.make(...)` for "
-                f"example, got {function!r}"
+                f"{name} must be a function that makes an env, for example "
+                f"`lambda: gym.make(...)`; got {function!r}"
             )
     return check(env_fn, beside=beside, contexts=contexts, steps=steps, time_limit=time_limit)
 
@@ -107,9 +107,9 @@ class ContractEnv(gym.Env[Any, Any]):
     """An env of sampled observations, deterministic given the seed; it records its inputs.
 
     Attributes:
-        actions: The actions that ``step`` has got.
-        options: The options that ``reset`` has got.
-        value: An attribute to set.
+        actions: The actions of all steps.
+        options: The options of all resets.
+        value: An attribute that tests set.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
@@ -148,7 +148,7 @@ class ContractEnv(gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode."""
+        """Begins an episode, and records the options."""
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)
@@ -158,7 +158,7 @@ class ContractEnv(gym.Env[Any, Any]):
         return self.observation_space.sample(), self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Records the action."""
+        """Makes a step, and records the action."""
         self.actions.append(copy.deepcopy(action))
         self.count += 1
         if self.count == self.fails_at:
@@ -169,7 +169,7 @@ class ContractEnv(gym.Env[Any, Any]):
         return self.observation_space.sample(), reward, terminated, over != terminated, self._info()
 
     def render(self) -> Any:
-        """A tiny picture of the number of steps."""
+        """A tiny picture that shows the number of steps."""
         return np.full((2, 2, 3), self.count, np.uint8)
 
     def add(self, number: int, *, to: str) -> int:
@@ -178,7 +178,7 @@ class ContractEnv(gym.Env[Any, Any]):
 
 
 class _Reference(VectorEnv[Any, Any, Any]):
-    """The reference results: plain envs, stepped one after the other."""
+    """Makes the reference results, by plain envs that are stepped one after the other."""
 
     def __init__(self, env_fns: _EnvFns, mode: AutoresetMode) -> None:
         self.envs = [env_fn() for env_fn in env_fns]
@@ -222,30 +222,30 @@ class _Reference(VectorEnv[Any, Any, Any]):
         return self._batch(), rewards, ends[0], ends[1], infos
 
 
-def _equal(mine: Any, reference: Any) -> bool:
-    """Equal in types, dtypes, shapes, keys and values."""
+def _are_equal(mine: Any, reference: Any) -> bool:
+    """Whether both are equal in types, dtypes, shapes, keys and values."""
     if isinstance(reference, dict):
         return mine.keys() == reference.keys() and all(
-            _equal(mine[key], reference[key]) for key in reference
+            _are_equal(mine[key], reference[key]) for key in reference
         )
     if isinstance(reference, (list, tuple)):
-        return len(mine) == len(reference) and all(map(_equal, mine, reference))
+        return len(mine) == len(reference) and all(map(_are_equal, mine, reference))
     if isinstance(reference, np.ndarray):
         if mine.dtype != reference.dtype or mine.shape != reference.shape:
             return False
         if reference.dtype == object:
-            return all(map(_equal, mine.ravel(), reference.ravel()))
+            return all(map(_are_equal, mine.ravel(), reference.ravel()))
         return bool(np.array_equal(mine, reference))
     return type(mine) is type(reference) and bool(mine == reference)
 
 
-def _check(mine: Any, reference: Any, when: str) -> None:
+def _check_results(mine: Any, reference: Any, when: str) -> None:
     names = ["observations", "rewards", "terminations", "truncations", "infos"]
     if len(reference) == 2:
         names = ["observations", "infos"]
     assert len(mine) == len(names), f"{when} must return {names}"
     for name, value, expected in zip(names, mine, reference, strict=True):
-        assert _equal(value, expected), (
+        assert _are_equal(value, expected), (
             f"{name} of {when} differ from those of the envs stepped one by one:\n"
             f"{value!r}\nnot\n{expected!r}"
         )
@@ -265,37 +265,37 @@ class VectorEnvContract:
         raise NotImplementedError("define make_vector_env, which makes your vector env")
 
     @contextmanager
-    def _made(self, env_fns: _EnvFns, **kwargs: Any) -> Iterator[Any]:
-        """A vector env that is closed at the end of the block."""
+    def _open_vector_env(self, env_fns: _EnvFns, **kwargs: Any) -> Iterator[Any]:
+        """Makes a vector env, and closes it at the end of the block."""
         envs = self.make_vector_env(env_fns, **kwargs)
         try:
             yield envs
         finally:
             envs.close()
 
-    def _run(self, env_fns: _EnvFns, steps: int = 8, **kwargs: Any) -> None:
-        """Steps the vector env beside the reference; results must be equal throughout."""
+    def _compare(self, env_fns: _EnvFns, steps: int = 8, **kwargs: Any) -> None:
+        """Steps the vector env and the reference; all results must be equal."""
         mode = kwargs.setdefault("autoreset_mode", AutoresetMode.NEXT_STEP)
         reference = _Reference(env_fns, mode)
         reference.batched_actions.seed(3)
-        with self._made(env_fns, **kwargs) as envs:
-            _check(envs.reset(seed=11), reference.reset(seed=11), "reset")
+        with self._open_vector_env(env_fns, **kwargs) as envs:
+            _check_results(envs.reset(seed=11), reference.reset(seed=11), "reset")
             for step in range(steps):
                 actions = reference.batched_actions.sample()
                 mine, expected = envs.step(actions), reference.step(actions)
-                _check(mine, expected, f"step {step}")
+                _check_results(mine, expected, f"step {step}")
                 over = expected[2] | expected[3]
                 if over.any() and not Autoreset.of(mode).by_worker:
                     mine = envs.reset(options={"reset_mask": over.copy()})
-                    _check(mine, reference.reset(mask=over, options={}), "the masked reset")
+                    _check_results(mine, reference.reset(mask=over, options={}), "the masked reset")
             actions_seen = [env.get_wrapper_attr("actions") for env in reference.envs]
-            assert _equal(list(envs.get_attr("actions")), actions_seen), "actions differ"
+            assert _are_equal(list(envs.get_attr("actions")), actions_seen), "actions differ"
 
     # ---- attributes --------------------------------------------------------------------------
 
     def test_spaces(self) -> None:
         """Single spaces are the env's, batched ones as ``batch_space`` makes them."""
-        with self._made([ContractEnv] * 3) as envs:
+        with self._open_vector_env([ContractEnv] * 3) as envs:
             env = ContractEnv()
             assert isinstance(envs, VectorEnv)
             assert envs.num_envs == 3
@@ -305,8 +305,8 @@ class VectorEnvContract:
             assert envs.action_space == batch_space(env.action_space, 3)
 
     def test_attributes(self) -> None:
-        """Metadata names the autoreset mode; spec is free to assign; it wraps nothing."""
-        with self._made([ContractEnv] * 2) as envs:
+        """Metadata has the autoreset mode; ``spec`` can be assigned; there is no wrapper."""
+        with self._open_vector_env([ContractEnv] * 2) as envs:
             assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
             assert envs.metadata["render_fps"] == 7
             assert envs.render_mode == "rgb_array"
@@ -328,7 +328,7 @@ class VectorEnvContract:
 
     def test_results(self) -> None:
         """Results have the right shapes and dtypes."""
-        with self._made([ContractEnv] * 3) as envs:
+        with self._open_vector_env([ContractEnv] * 3) as envs:
             observations, infos = envs.reset(seed=0)
             assert observations in envs.observation_space and type(infos) is dict
             observations, rewards, terminations, truncations, infos = envs.step([0, 1, 2])
@@ -340,12 +340,12 @@ class VectorEnvContract:
     @pytest.mark.parametrize("name", _SPACES)
     def test_observation_spaces(self, name: str) -> None:
         """Observations of any space arrive as they were returned."""
-        self._run([partial(ContractEnv, _SPACES[name], length=n) for n in (2, 3, 5)])
+        self._compare([partial(ContractEnv, _SPACES[name], length=n) for n in (2, 3, 5)])
 
     @pytest.mark.parametrize("name", _SPACES)
     def test_action_spaces(self, name: str) -> None:
         """Actions of any space arrive as they were given."""
-        self._run([partial(ContractEnv, action_space=_SPACES[name], length=n) for n in (2, 3)])
+        self._compare([partial(ContractEnv, action_space=_SPACES[name], length=n) for n in (2, 3)])
 
     @pytest.mark.parametrize("mode", AutoresetMode)
     @pytest.mark.parametrize("name", ["Box", "Discrete", "nested"])
@@ -353,11 +353,11 @@ class VectorEnvContract:
         """NEXT_STEP, SAME_STEP with final observations and infos, DISABLED with a reset mask."""
         infos: list[dict[str, Any]] = [{"a": 1, "b": {"c": 2.5}}, {"a": 2}, {"s": "text"}]
         env_fns = [partial(ContractEnv, _SPACES[name], length=n, infos=infos) for n in (1, 2, 4)]
-        self._run(env_fns, autoreset_mode=mode)
+        self._compare(env_fns, autoreset_mode=mode)
 
     def test_the_step_after_an_end_is_a_reset(self) -> None:
-        """NEXT_STEP: the action is not used, the reward is 0, the info is the reset's."""
-        with self._made([partial(ContractEnv, length=1)] * 2) as envs:
+        """NEXT_STEP: the action is ignored, the reward is 0, and the info is the reset's."""
+        with self._open_vector_env([partial(ContractEnv, length=1)] * 2) as envs:
             envs.reset(seed=0)
             assert envs.step([0, 1])[2].all()
             _, rewards, terminations, truncations, _ = envs.step([1, 2])
@@ -367,22 +367,22 @@ class VectorEnvContract:
     @pytest.mark.parametrize("seed", [7, [7, None, 9], [1, 1, 1]], ids=str)
     def test_seeds(self, seed: Any) -> None:
         """An int seeds env i with seed + i; a list has a seed for each env."""
-        with self._made([ContractEnv] * 3) as envs:
+        with self._open_vector_env([ContractEnv] * 3) as envs:
             observations, _ = envs.reset(seed=seed)
             seeds = [seed + i for i in range(3)] if isinstance(seed, int) else seed
             for observation, value in zip(observations, seeds, strict=True):
                 if value is not None:
-                    assert _equal(observation, ContractEnv().reset(seed=value)[0])
-            kept = [value for value in seeds if value is not None]
-            found = zip(envs.np_random_seed, seeds, strict=True)
-            assert [got for got, value in found if value is not None] == kept
+                    assert _are_equal(observation, ContractEnv().reset(seed=value)[0])
+            expected = [value for value in seeds if value is not None]
+            pairs = zip(envs.np_random_seed, seeds, strict=True)
+            assert [got for got, value in pairs if value is not None] == expected
             assert len(envs.np_random) == 3
-            with pytest.raises(_WRONG[ValueError]):
+            with pytest.raises(_ERROR_TYPES[ValueError]):
                 envs.reset(seed=[1, 2])
 
     def test_options_reach_the_envs(self) -> None:
         """Envs get the options without the reset mask."""
-        with self._made([ContractEnv] * 2) as envs:
+        with self._open_vector_env([ContractEnv] * 2) as envs:
             envs.reset(options={"level": 3})
             mask = np.array([False, True])
             envs.reset(options={"level": 4, "reset_mask": mask})
@@ -390,7 +390,7 @@ class VectorEnvContract:
 
     def test_bad_reset_masks(self) -> None:
         """A wrong type or dtype raises TypeError; a wrong shape, or no True value, ValueError."""
-        with self._made([ContractEnv] * 2) as envs:
+        with self._open_vector_env([ContractEnv] * 2) as envs:
             envs.reset()
             for mask, error in (
                 ([True, False], TypeError),
@@ -398,34 +398,34 @@ class VectorEnvContract:
                 (np.array([True]), ValueError),
                 (np.array([False, False]), ValueError),
             ):
-                with pytest.raises(_WRONG[error]):
+                with pytest.raises(_ERROR_TYPES[error]):
                     envs.reset(options={"reset_mask": mask})
 
     @pytest.mark.parametrize("kind", [list, tuple, np.array])
     def test_containers_of_actions(self, kind: Callable[[Any], Any]) -> None:
         """Actions may come as a list, a tuple or an array."""
-        with self._made([ContractEnv] * 3) as envs:
+        with self._open_vector_env([ContractEnv] * 3) as envs:
             envs.reset()
             envs.step(kind([0, 1, 2]))
             assert envs.get_attr("actions") == ([0], [1], [2])
 
     def test_results_are_fresh(self) -> None:
         """With ``copy=True`` results never change, and changing them harms nothing."""
-        with self._made([partial(ContractEnv, infos=[{"a": 1}])] * 2) as envs:
+        with self._open_vector_env([partial(ContractEnv, infos=[{"a": 1}])] * 2) as envs:
             results = [envs.reset(seed=0)]
             copies = [copy.deepcopy(results[0])]
             for _ in range(6):
                 results.append(envs.step([0, 0]))
                 copies.append(copy.deepcopy(results[-1]))
-            assert _equal(results, copies)
+            assert _are_equal(results, copies)
             for result in results:
                 result[0][...] = 0
                 result[-1].clear()
             assert envs.step([0, 0])[0].any()
 
     def test_without_copies(self) -> None:
-        """With ``copy=False`` the values are the same, if they are read at once."""
-        self._run([partial(ContractEnv, length=n) for n in (2, 3)], copy=False)
+        """With ``copy=False`` the values are the same, if they are read before the next step."""
+        self._compare([partial(ContractEnv, length=n) for n in (2, 3)], copy=False)
 
     # ---- infos -------------------------------------------------------------------------------
 
@@ -444,13 +444,13 @@ class VectorEnvContract:
     def test_infos(self, infos: list[dict[str, Any]]) -> None:
         """Infos are a dict of arrays with masks, as ``VectorEnv._add_info`` makes it."""
         rotated = [infos, infos[1:] + infos[:1], infos[2:] + infos[:2]]
-        self._run([partial(ContractEnv, infos=i) for i in rotated])
+        self._compare([partial(ContractEnv, infos=i) for i in rotated])
 
     # ---- calls -------------------------------------------------------------------------------
 
     def test_call(self) -> None:
-        """Calls of methods, and attributes, return a tuple with one result for each env."""
-        with self._made([ContractEnv] * 2) as envs:
+        """``call`` and ``get_attr`` return a tuple with one result for each env."""
+        with self._open_vector_env([ContractEnv] * 2) as envs:
             envs.reset()
             envs.set_attr("value", [10, 20])
             assert envs.call("add", 5, to="value") == (15, 25)
@@ -462,7 +462,7 @@ class VectorEnvContract:
 
     def test_render(self) -> None:
         """``render`` returns a tuple of frames."""
-        with self._made([ContractEnv] * 2) as envs:
+        with self._open_vector_env([ContractEnv] * 2) as envs:
             envs.reset()
             envs.step([0, 0])
             frames = envs.render()
@@ -475,9 +475,9 @@ class VectorEnvContract:
         """Bounds may differ in mode "different", and with a pair of spaces."""
         boxes = [spaces.Box(0, high, (2,), np.float32) for high in (1, 2)]
         env_fns = [partial(ContractEnv, box) for box in boxes]
-        self._run(env_fns, observation_mode="different")
+        self._compare(env_fns, observation_mode="different")
         batched = spaces.Box(0, 2, (2, 2), np.float32)
-        with self._made(env_fns, observation_mode=(batched, boxes[1])) as envs:
+        with self._open_vector_env(env_fns, observation_mode=(batched, boxes[1])) as envs:
             assert envs.observation_space == batched
             assert envs.single_observation_space == boxes[1]
             assert envs.reset()[0] in batched
@@ -487,7 +487,7 @@ class VectorEnvContract:
     @pytest.mark.filterwarnings("ignore:.*(Received the following error|Traceback|Raising the)")
     def test_an_exception_of_an_env_arrives(self) -> None:
         """An env's exception is raised with its type and message."""
-        with self._made([ContractEnv, partial(ContractEnv, fails_at=2)]) as envs:
+        with self._open_vector_env([ContractEnv, partial(ContractEnv, fails_at=2)]) as envs:
             envs.reset()
             envs.step([0, 0])
             with pytest.raises(LookupError, match="made to fail"):

@@ -13,23 +13,24 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from gymnasium import logger
+from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
 import shmvec
 from shmvec._arguments import (
     Options,
-    actions_of,
     checked_env_ids,
     existing_env_ids,
     masked_env_ids,
-    one_each,
     reset_arguments,
+    select_actions,
+    values_by_env,
 )
 from shmvec._autoreset import AutoresetMode
 from shmvec._core import release
 from shmvec._memory.rollout import Rollout, Rollouts
-from shmvec._options import Settings, VectorEnvOptions, described, signed_as
+from shmvec._options import Settings, VectorEnvOptions, describe, with_signature_of
 from shmvec._processes.worker_function import FunctionEnv
 from shmvec.exchange import Exchange, OwnsProcesses
 from shmvec.stats import Stats
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["ShmVectorEnv", "StepResults"]
 
 
-# What is pending between the two parts of a call.
+# The states between the two parts of a call.
 _STEP, _RESET, _CALL = AsyncState.WAITING_STEP, AsyncState.WAITING_RESET, AsyncState.WAITING_CALL
 
 # Observations, rewards, terminations, truncations, infos.
@@ -50,7 +51,7 @@ StepResults: TypeAlias = tuple[
 ]
 
 # Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.
-_NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
+_FORBIDDEN_CALLS = ("reset", "step", "close", "_setattr", "_check_spaces")
 
 
 class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
@@ -69,6 +70,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         observation_space: Observation space of the batch.
         single_action_space: Action space of one env.
         action_space: Action space of the batch.
+        reward_space: The space of one env's rewards, where they have more than one number; else
+            None.
         metadata: A copy of the first env's, with ``autoreset_mode``.
         render_mode: The first env's.
         closed: Whether the vector env has been closed.
@@ -87,10 +90,10 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         >>> envs.close()
     """
 
-    # A class attribute: close() and __del__ must work whatever fails in __init__.
+    # A class attribute, since close() and __del__ must work whatever fails in __init__.
     _exchange: Exchange | None = None
 
-    @signed_as(VectorEnvOptions)
+    @with_signature_of(VectorEnvOptions)
     def __init__(self, env_fns: list[Any], settings: Settings) -> None:
         """Starts the workers and builds the envs, all in parallel.
 
@@ -107,8 +110,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
         """
         super().__init__()
-        self._steps_in_two = self._overrides("step_async", "step_wait")
-        self._in_lockstep: Exchange | None = None  # the exchange, where step() needs nothing else
+        self._overrides_step_parts = self._overrides("step_async", "step_wait")
+        self._lockstep_exchange: Exchange | None = None  # set if step() may call it directly
 
         self.env_fns = env_fns
         self.num_envs = settings.num_envs
@@ -123,17 +126,18 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.max_concurrency = settings.max_concurrency
         self.wait_policy = settings.wait_policy
         size = settings.batch_size
-        self._least, self.batch_size = size if isinstance(size, tuple) else (size, size)
+        self._min_batch_size, self.batch_size = size if isinstance(size, tuple) else (size, size)
         self._batch_timeout: float | None = settings.batch_timeout
-        self._record = settings.record_order
-        self._replay = None if settings.replay_order is None else Replay(settings.replay_order)
+        self._recorded_order = settings.record_order
+        order = settings.replay_order
+        self._order_replay = None if order is None else OrderReplay(order)
         functions: Sequence[Callable[[], Any]] = self.env_fns
         if self.worker is not None:
             functions = [
                 partial(FunctionEnv, self.worker, index, env_fn, self.autoreset_mode)
                 for index, env_fn in enumerate(functions)
             ]
-            # A worker function resets as it likes; to the core its envs are plain ones.
+            # A worker function resets envs itself, so the core must not.
             settings.autoreset_mode = AutoresetMode.DISABLED
         self._exchange = Exchange(
             functions,
@@ -141,6 +145,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             num_buffers=0 if self.batch_size is None else settings.num_buffers,
             hold_batches=settings.hold_batches,
             may_step_over=settings.autoreset.by_worker or self.worker is not None,
+            vector_rewards=True,
             wait=False,
             settings=settings,
         )
@@ -154,8 +159,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.observation_space = exchange.observation_space
         self.single_action_space = exchange.single_action_space
         self.action_space = exchange.action_space
-        if self.batch_size is None and not self._steps_in_two:
-            self._in_lockstep = exchange
+        if self.batch_size is None and not self._overrides_step_parts:
+            self._lockstep_exchange = exchange
         # A weak reference makes no cycle: a forgotten vector env is freed at once.
         self._rollouts = Rollouts(exchange, weakref.ref(self))
 
@@ -168,20 +173,20 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.close()
 
     def __repr__(self) -> str:
-        """What it steps, where, and how; and whether it is closed."""
+        """Names the env, the number of envs and workers, and whether it is closed."""
         name = type(self).__name__
         if self._exchange is None or not self._exchange.initialized:
             return f"{name}(not started)"
-        return described(self, name, self._start_method, self.spec)
+        return describe(self, name, self._start_method, self.spec)
 
     def __getattr__(self, name: str) -> Any:
-        """Raises AttributeError: what the vector env lacks, its envs may have."""
+        """Raises AttributeError, with a hint, since the single envs may have the attribute."""
         if hasattr(type(self), name):  # a property has raised it
             return object.__getattribute__(self, name)
         hint = ""
         if not name.startswith("_"):
             hint = (
-                f". Of the single envs, get_attr({name!r}) returns the attribute, and "
+                f". For the single envs, get_attr({name!r}) returns the attribute, and "
                 f"call({name!r}, ...) calls the method"
             )
         raise AttributeError(
@@ -190,13 +195,18 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange below this vector env: it asks envs one by one, and more."""
+        """The exchange below this vector env, for code that asks envs one by one."""
         assert self._exchange is not None
         return self._exchange
 
     @property
+    def reward_space(self) -> Box | None:
+        """The space of one env's rewards, a Box of shape ``(k,)``; None: they are numbers."""
+        return self.exchange.reward_space
+
+    @property
     def _state(self) -> Any:
-        """What is pending, as in AsyncVectorEnv."""
+        """The pending call, as in AsyncVectorEnv."""
         pending = None if self._exchange is None else self._exchange.pending
         return AsyncState.DEFAULT if pending is None else pending
 
@@ -205,7 +215,6 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.exchange.check_open()
 
     def _overrides(self, *names: str) -> bool:
-        """Whether a subclass has one of these methods of its own."""
         kind = type(self)
         if kind is ShmVectorEnv:
             return False
@@ -218,7 +227,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     @closed.setter
     def closed(self, closed: bool) -> None:
-        """Gymnasium's ``close`` notes what ``close_extras`` has done."""
+        """Does nothing: Gymnasium's ``close`` sets it after ``close_extras``, which has done so."""
 
     @property
     def processes(self) -> list[Any]:
@@ -248,7 +257,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         Args:
             seed: An int: env ``i`` gets ``seed + i``. A list: one seed (or None) for each env.
                 None: envs go on with the generators they have.
-            options: Passed to every env's ``reset``; of a list, each env gets its own.
+            options: Passed to every env's ``reset``. A list: one dict (or None) for each env.
                 ``options["reset_mask"]``, a bool array of shape ``(num_envs,)``, is not passed:
                 only the envs that it marks are reset.
 
@@ -267,19 +276,18 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         if self.batch_size is not None:
             self.async_reset(seed, options)
-            observations, *_, infos = self._recv_some(self.batch_size)
+            observations, *_, infos = self._recv_at_most(self.batch_size)
             return observations, infos
         if self._overrides("reset_async", "reset_wait"):
             if not (isinstance(options, dict) and "reset_mask" in options):
                 begin = partial(self.reset_async, seed, options)
-                results: tuple[Any, dict[str, Any]] = self._both(begin, self.reset_wait)
+                results: tuple[Any, dict[str, Any]] = self._call_both_parts(begin, self.reset_wait)
                 return results
         arguments = reset_arguments(self.num_envs, seed, options)
         return self.exchange.reset(*arguments, gather=self)
 
-    def _both(self, begin: Callable[[], object], finish: Callable[[], Any]) -> Any:
-        """Calls both parts of a call, one of which a subclass has overridden."""
-        return self.exchange.guard.both(begin, finish)
+    def _call_both_parts(self, begin: Callable[[], object], finish: Callable[[], Any]) -> Any:
+        return self.exchange.guard.begin_and_finish(begin, finish)
 
     def reset_async(
         self,
@@ -310,6 +318,80 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         results: tuple[Any, dict[str, Any]] = self.exchange.finish(_RESET, timeout, self)
         return results
 
+    def set_reset_options(self, options: Options, env_id: npt.ArrayLike | None = None) -> None:
+        """Sets the options that automatic resets pass to an env's ``reset`` from now on.
+
+        This serves a curriculum, in which the learner chooses the next episodes. It does not wait,
+        and may be called at any time, even by another thread or while envs are in flight. An env
+        gets the options with its next step or reset, and uses them from the first automatic reset
+        that it begins after that; with ``spare_envs``, from the first reset of a spare env. They
+        survive a restart of the worker. :meth:`reset` passes its own ``options`` and not these.
+
+        Args:
+            options: A dict for all envs, or a list with one (or None) for each. None: none, the
+                default. They are copied now, and each reset gets a copy of its own.
+            env_id: Which envs, int ``(n,)``. None: all.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            TypeError: Options are no dict, or ``env_id`` is not of integers.
+            ValueError: The list has another length than there are envs, there is no such env, or
+                ``"reset_mask"`` is among the options; or no env is reset automatically
+                (AutoresetMode.DISABLED, or ``worker=``).
+            Exception: Options cannot be pickled.
+
+        Example:
+            >>> import shmvec
+            >>> envs = shmvec.make_vec("CartPole-v1", 2)  # it takes its bounds as options
+            >>> _ = envs.reset(seed=0)
+            >>> envs.set_reset_options({"low": -0.01, "high": 0.01})
+            >>> over = [False, False]
+            >>> while not all(over):
+            ...     observations, _, over, _, _ = envs.step([0, 0])
+            >>> observations, *_ = envs.step([0, 0])  # both are reset
+            >>> bool((abs(observations) <= 0.01).all())
+            True
+            >>> envs.close()
+        """
+        self.exchange.set_reset_options(options, env_id)
+
+    def set_reset_seeds(
+        self, seeds: int | Sequence[int | None] | None, env_id: npt.ArrayLike | None = None
+    ) -> None:
+        """Sets the seed of the next automatic reset of each env, for that one reset.
+
+        This serves level replay: the next episode of an env is that of the seed. It may be called
+        at any time, as :meth:`set_reset_options`, and the seed holds for the same reset. With
+        ``spare_envs`` it holds for the next episode, even if a spare env has already been reset for
+        that: it is then reset again. If the reset is lost with its worker, it is repeated with the
+        seed. A seed replaces an earlier one that was not used yet.
+
+        Args:
+            seeds: An int: env ``i`` gets ``seeds + i``. A list: one seed (or None) for each env.
+                None: no seed; envs go on with the generators they have.
+            env_id: Which envs, int ``(n,)``. None: all.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            TypeError: A seed is no integer, or ``env_id`` is not of integers.
+            ValueError: The list has another length than there are envs, there is no such env, or no
+                env is reset automatically (AutoresetMode.DISABLED, or ``worker=``).
+
+        Example:
+            >>> import shmvec
+            >>> envs = shmvec.make_vec("CartPole-v1", 2)
+            >>> first, _ = envs.reset(seed=[7, 8])
+            >>> envs.set_reset_seeds([8, 7])
+            >>> over = [False, False]
+            >>> while not over[0]:
+            ...     _, _, over, _, _ = envs.step([0, 0])
+            >>> observations, *_ = envs.step([0, 0])  # env 0 is reset
+            >>> bool((observations[0] == first[1]).all())
+            True
+            >>> envs.close()
+        """
+        self.exchange.set_reset_seeds(seeds, env_id)
+
     # ---- steps -------------------------------------------------------------------------------
 
     def step(
@@ -319,29 +401,30 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
         Args:
             actions: One action for each env, batched as ``action_space`` says; lists will do.
-                Each env gets its action in the dtype in which it was given. None in a list (not
-                in a tuple) leaves that env out.
+                Each env gets its action in the dtype in which you give it. None in a list (not in a
+                tuple) leaves that env out.
             env_id: Envs to step, with an action each; their results come in this order. With
                 ``batch_size``: as ``send``, and then ``recv``.
             mask: Which envs to step, bool ``(num_envs,)``. The others keep their state, and their
                 last results are returned once more, without infos.
 
         Returns:
-            Observations; rewards, float64 ``(num_envs,)``; terminations and truncations, bool
-            ``(num_envs,)``; infos, a dict of arrays. With ``batch_size`` or ``env_id``, of the
-            envs in ``infos["env_id"]``; see :meth:`recv`.
+            Observations; rewards, float64 ``(num_envs,)``, or ``(num_envs, k)`` in the dtype of
+            ``reward_space``; terminations and truncations, bool ``(num_envs,)``; infos, a dict of
+            arrays. With ``batch_size`` or ``env_id``, of the envs in ``infos["env_id"]``; see
+            :meth:`recv`.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
             ValueError: The number or the shape of the actions is wrong. Nothing was sent.
-            TypeError: Their dtype is. Nothing was sent.
+            TypeError: Their dtype is wrong. Nothing was sent.
             EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker process died.
             Exception: Whatever an env raises, with the worker's traceback as its cause. The other
                 envs have made their step; ``reset`` or ``close`` as you like.
         """
         if env_id is None and mask is None and type(actions) is not list:
-            exchange = self._in_lockstep
+            exchange = self._lockstep_exchange
             if exchange is not None:  # the fast path
                 return exchange.step(actions, self)
         if type(actions) is list and mask is None and any(action is None for action in actions):
@@ -357,25 +440,26 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             exchange = self.exchange
             exchange.check_pending("step_async", alone=True)
             envs = masked_env_ids(mask, self.num_envs, "`mask`")
-            actions = actions_of(envs, self.single_action_space, actions, self.num_envs)
+            actions = select_actions(envs, self.single_action_space, actions, self.num_envs)
             return exchange.step(actions, self, envs)
         if self.batch_size is not None:
             self.send(actions, env_id)
-            return self._recv_some(self.batch_size)
+            return self._recv_at_most(self.batch_size)
         if env_id is not None:
             return self._step_some(actions, checked_env_ids(env_id, self.num_envs))
-        if self._steps_in_two:
-            parts: StepResults = self._both(partial(self.step_async, actions), self.step_wait)
-            return parts
+        if self._overrides_step_parts:
+            begin = partial(self.step_async, actions)
+            results: StepResults = self._call_both_parts(begin, self.step_wait)
+            return results
         assert self._exchange is not None
         return self._exchange.step(actions, self)
 
     def _step_some(self, actions: Any, envs: npt.NDArray[np.intp]) -> StepResults:
-        """Steps some envs, and waits for these: results in their order."""
+        """Steps some envs and waits for them; their results come in the order of ``envs``."""
         exchange = self.exchange
         exchange.recycle()
         take = partial(exchange.take, envs, gather=self)
-        answers = self._both(partial(self.send, actions, envs), take)
+        answers = self._call_both_parts(partial(self.send, actions, envs), take)
         if answers.failures:
             exchange.raise_failures(answers.failures)
         arrays = answers.observations, answers.rewards, answers.terminations, answers.truncations
@@ -426,21 +510,21 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         if self._overrides("call_async", "call_wait"):
             begin = partial(self.call_async, name, *args, **kwargs)
-            parts: tuple[Any, ...] = self._both(begin, self.call_wait)
-            return parts
+            results: tuple[Any, ...] = self._call_both_parts(begin, self.call_wait)
+            return results
         self._check_call("call_async", name)
         return tuple(self.exchange.call(name, args, kwargs))
 
     def _check_call(self, method: str, name: str) -> None:
         """Raises unless ``method`` may call ``name``, and no env is in flight."""
         self.exchange.check_pending(method, alone=True)
-        if name in _NOT_CALLED:
+        if name in _FORBIDDEN_CALLS:
             raise ValueError(
                 f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
             )
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Starts what :meth:`call` does and does not wait.
+        """Starts to call all envs and does not wait; see :meth:`call`.
 
         Raises:
             AlreadyPendingCallError: Another call waits for its results.
@@ -493,7 +577,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
         Args:
             name: Name of the attribute.
-            values: A list or tuple: one value for each env. Anything else: the value for all.
+            values: A list or tuple has one value for each env. Anything else is the value for all.
             env_id: Indices of the envs, int ``(n,)``. None: all.
 
         Raises:
@@ -505,7 +589,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         self.exchange.check_pending("set_attr", alone=True)
         envs = existing_env_ids(env_id, self.num_envs).tolist()
-        self.exchange.set_attr(name, one_each(values, envs))
+        self.exchange.set_attr(name, values_by_env(values, envs))
 
     def render(self) -> tuple[Any, ...]:
         """The results of every env's ``render``, as a tuple."""
@@ -542,8 +626,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         Args:
             seed: An int: env ``i`` gets ``seed + i``. A list: one seed (or None) for each of the
                 envs. None: they go on with the generators they have.
-            options: Passed to the envs' ``reset``; of a list, each gets its own. ``reset_mask``
-                as for :meth:`reset`.
+            options: Passed to the envs' ``reset``. A list: one dict (or None) for each of the envs.
+                ``reset_mask``: as for :meth:`reset`.
             env_id: Which envs, int ``(n,)``. None: all.
 
         Raises:
@@ -565,7 +649,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         The interface is that of EnvPool.
 
         Args:
-            actions: One for each of these envs, batched as ``action_space`` says for so many.
+            actions: One for each of these envs, batched as ``action_space`` is.
             env_id: Which envs, int ``(n,)``: usually the last batch's ``infos["env_id"]``.
                 None: all.
 
@@ -588,13 +672,13 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         exchange.ask(env_id, actions)
 
     def _check_none_in_flight(self) -> None:
-        """Raises where all envs are asked, and with ``batch_size=`` some are in flight."""
+        """Raises if with ``batch_size=`` some envs are in flight, while all are to be asked."""
         exchange = self.exchange
         if self.batch_size is None or exchange.guard.abandoned or not exchange.num_in_flight:
             return
-        asked = next(env for env in range(self.num_envs) if exchange.in_flight(env))
+        first = next(env for env in range(self.num_envs) if exchange.in_flight(env))
         raise ValueError(
-            f"env {asked} has been asked already: with batch_size={self.batch_size}, reset() and "
+            f"env {first} has been asked already: with batch_size={self.batch_size}, reset() and "
             "step() return so many envs and leave the others in flight. Step those returned: "
             'step(actions, infos["env_id"]); before a reset of all, take the others\' results with '
             "recv(). Wrappers of vector envs, which step all envs, need envs without batch_size. "
@@ -602,15 +686,15 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         )
 
     def recv(self, *, min_envs: int | None = None, timeout: float | None = None) -> StepResults:
-        """Waits for a batch of envs: those that have been ready for longest.
+        """Waits for a batch of envs: those that have been ready for the longest time.
 
         Every env is returned once for each ``send`` or ``async_reset`` that asked it, and never
         twice before another env that was ready earlier.
 
         Args:
-            min_envs: Return as soon as so many are ready, with all that are, at most
-                ``batch_size``; and with those that are when the time is up. None: ``batch_size``;
-                of a pair, the most, or after ``batch_timeout`` the least.
+            min_envs: Return as soon as so many envs are ready, or the time is up, with all that are
+                ready, at most ``batch_size``. None: ``batch_size``; if that is a pair, the most,
+                or after ``batch_timeout`` the least.
             timeout: Seconds to wait. None: as long as it takes.
 
         Returns:
@@ -618,10 +702,10 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             env that was reset has reward 0.
 
             The arrays are copies. With ``copy=False`` and ``batch_size``, they are views of shared
-            memory where the batch is whole workers, in order: choose ``batch_size`` as the number
-            of envs of a worker. Such a batch of borrowed views is leased: nothing writes to it
-            until its arrays, and what shares their memory, are gone; until :meth:`release`; or
-            until ``hold_batches`` further calls.
+            memory if the batch has all envs of some workers, in order: choose ``batch_size`` as the
+            number of envs of a worker. Such a batch is leased: nothing writes to it until its
+            arrays, and what shares their memory, are gone; until :meth:`release`; or until
+            ``hold_batches`` further calls.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
@@ -651,19 +735,20 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             raise ValueError(f"min_envs must be between 1 and {size}, got {min_envs}")
         return self._recv(size, min_envs, timeout)
 
-    def _recv_some(self, count: int) -> StepResults:
+    def _recv_at_most(self, count: int) -> StepResults:
         """Waits for so many envs, or for all that are in flight if they are fewer."""
         return self._recv(max(1, min(count, self.exchange.num_in_flight)), None, None)
 
     def _recv(self, count: int, min_envs: int | None, timeout: float | None) -> StepResults:
         exchange = self._exchange
         assert exchange is not None
-        if self._replay is not None:
-            answers = self._taken_again(self._replay, timeout)
+        if self._order_replay is not None:
+            answers = self._take_replayed(self._order_replay, timeout)
         else:
             if self._batch_timeout is not None and min_envs is None:
-                timeout = self._waited_for_most(count, timeout)
-                min_envs = None if self._least is None else min(self._least, count)
+                timeout = self._wait_for_full_batch(count, timeout)
+                least = self._min_batch_size
+                min_envs = None if least is None else min(least, count)
             if exchange.pending is not None:
                 exchange.check_pending("recv")
             if exchange.recycles:
@@ -671,22 +756,21 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             answers = exchange.take(None, count, min_envs, timeout, self)
         if answers.failures:
             exchange.raise_failures(answers.failures)
-        if self._record is not None:
-            self._record.append(answers.envs.copy())
+        if self._recorded_order is not None:
+            self._recorded_order.append(answers.envs.copy())
         answers.infos["env_id"] = answers.envs
         arrays = answers.observations, answers.rewards, answers.terminations, answers.truncations
         return (*arrays, answers.infos)
 
-    def _waited_for_most(self, count: int, timeout: float | None) -> float | None:
-        """Waits for a whole batch, as long as it may take; returns what is left of the time."""
+    def _wait_for_full_batch(self, count: int, timeout: float | None) -> float | None:
+        """Waits for a full batch, up to ``batch_timeout``; returns what is left of the timeout."""
         assert self._batch_timeout is not None
         limit = self._batch_timeout if timeout is None else min(self._batch_timeout, timeout)
         begin = time.monotonic()
         self.exchange.wait_for(count, limit)
         return None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
 
-    def _taken_again(self, replay: Replay, timeout: float | None) -> Answers:
-        """The next batch of a recorded order."""
+    def _take_replayed(self, replay: OrderReplay, timeout: float | None) -> Answers:
         exchange = self.exchange
         exchange.check_pending("recv")
         exchange.recycle()
@@ -698,7 +782,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Ends the lease of a batch that :meth:`recv` returned as views: workers may write to it.
 
         Args:
-            array: One of its arrays, such as its rewards. A copy holds no lease: nothing is done.
+            array: One of its arrays, such as its rewards. For a copy, which has no lease, this does
+                nothing.
 
         Raises:
             TypeError: It is no array.
@@ -729,7 +814,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 (AutoresetMode.DISABLED).
             BufferError: Arrays of the last two rollouts are still in use.
             OSError: There is not enough shared memory.
-            RuntimeError: There is no CUDA to page-lock memory for.
+            RuntimeError: ``pin`` needs CUDA, which is missing.
 
         Example:
             >>> import shmvec
@@ -763,7 +848,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             OSError: As the block begins: the file cannot be written, or there is not enough
                 shared memory.
             RuntimeError: As the block begins: another trace is being recorded; or a worker has not
-                yet come to many traces that were begun before.
+                yet reached many traces that were begun before.
 
         Example:
             >>> import os, tempfile
@@ -782,10 +867,10 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
         Their next step returns a truncation, with ``infos["fault"]``, and resets follow as after
         any other truncation; the same holds for the other envs of these workers. Envs whose episode
-        is over go on with a reset at once; the infos of an env that you reset say what was done.
-        Envs of a worker of which none is in flight are closed first, if they do so within 5 s. This
-        does not wait for an env that is in flight after a call timed out. It does not change
-        the counts of ``FaultPolicy``.
+        is over go on with a reset at once; if you reset an env, its infos report the restart. If no
+        env of a worker is in flight, its envs are closed first, for up to 5 s. This does not wait
+        for an env that is in flight after a call timed out. It does not change the counts of
+        ``FaultPolicy``.
 
         Args:
             env_id: Indices of envs, int ``(n,)``. None: all.
@@ -804,8 +889,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     def lend(self, name: str) -> AbstractContextManager[Exchange]:
         """Lends the exchange to a loop of your own, in a ``with`` block.
 
-        Within the block, calls of this vector env's methods are refused. The next call discards
-        what is in flight at the block's end.
+        Within the block, calls of this vector env's methods are refused. The first call after it
+        discards what is in flight at the block's end.
 
         Args:
             name: Name of the loop, for messages.
@@ -819,10 +904,11 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     # ---- the end -----------------------------------------------------------------------------
 
     def close(self, **kwargs: Any) -> None:
-        """Closes the envs and ends the workers; a second call does only what Ctrl-C left undone.
+        """Closes the envs and ends the workers; a second call finishes an interrupted first one.
 
         Args:
-            **kwargs: ``timeout=`` and ``terminate=``, and what else :meth:`close_extras` takes.
+            **kwargs: ``timeout=`` and ``terminate=``, and others that a subclass's
+                :meth:`close_extras` takes.
 
         Raises:
             Exception: As :meth:`close_extras`.
@@ -850,7 +936,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                     f"Calling `close` while waiting for a pending call to `{pending.value}` to "
                     "complete."
                 )
-        finally:  # warnings may be errors
+        finally:  # the warning may be an error
             if self._exchange is not None:
                 self._exchange.close(timeout, terminate)
 
@@ -859,17 +945,17 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         exchange = self._exchange
         if exchange is not None and not exchange.closed:
             try:
-                if "_rollouts" in self.__dict__:  # else __init__ failed: no caller could close it
+                if "_rollouts" in self.__dict__:  # not if __init__ failed: nobody could close it
                     exchange.warn_unclosed()
-            finally:  # warnings may be errors
+            finally:  # the warning may be an error
                 self.close(terminate=True)
 
 
-class Replay:
-    """A recorded order, and how far it has been followed.
+class OrderReplay:
+    """A recorded order of batches, and how far it has been repeated.
 
     Attributes:
-        batches: Number of batches taken: the caller adds one for each that it has received.
+        batches: Number of batches taken; the caller adds one for each.
     """
 
     def __init__(self, order: Iterable[npt.ArrayLike]) -> None:
@@ -882,7 +968,7 @@ class Replay:
         """The envs of the next batch; the same ones until it was taken.
 
         Raises:
-            ValueError: There is no next batch; or not all of its envs are in flight: the next call
+            ValueError: There is no next batch; or not all of its envs are in flight. The next call
                 goes on with the batch after it.
         """
         if self._batch is None or self._batch[0] != self.batches:
@@ -895,7 +981,8 @@ class Replay:
         if not all(exchange.in_flight(env) for env in envs.tolist()):
             self.batches += 1
             raise ValueError(
-                f"replay_order does not fit: batch {self.batches - 1} is envs {envs.tolist()}, "
-                f"of which not all have been asked anything: {exchange.num_in_flight} have been"
+                f"replay_order does not fit: batch {self.batches - 1} has envs {envs.tolist()}, "
+                f"and not all of them are in flight (in all, {exchange.num_in_flight} envs are). "
+                "Ask envs in the same order as in the recorded run"
             )
         return envs

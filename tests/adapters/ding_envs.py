@@ -17,7 +17,7 @@ from shmvec.adapters.ding import (
     SyncSubprocessEnvManager,
 )
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 WAIT, RAISE, KILL, HANG, ABNORMAL, UNREADABLE, NO_INFO, UNPICKLABLE, TRUNCATE, END, ARRAY = range(
     10, 21
 )  # actions

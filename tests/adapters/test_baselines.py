@@ -82,10 +82,8 @@ def test_in_series_must_divide_the_number_of_envs(in_series):
         ({"in_series": 0}, ValueError, "at least 1"),
         *deep(
             ({"in_series": 1.5}, TypeError, "must be an int"),
-            ({"in_series": 2, "num_workers": 1}, ValueError, "say the same"),
+            ({"in_series": 2, "num_workers": 1}, ValueError, "exclude each other"),
             ({"context": "thread"}, ValueError, "context"),
-            ({"spaces": Counter().observation_space}, ValueError, "must be a pair"),
-            ({"spaces": (Counter().observation_space, None)}, ValueError, "must be a pair"),
             ({"autoreset_mode": "Disabled"}, TypeError, "autoreset_mode"),
             ({"nonsense": 1}, TypeError, "nonsense"),
         ),
@@ -113,11 +111,13 @@ def test_spaces_are_the_envs_or_checked():
     for given_spaces in (None, space, list(space)):
         with vec_env(counters(2), spaces=given_spaces, num_workers=0) as venv:
             assert (venv.observation_space, venv.action_space) == space
-    for other, message in (
-        ((gym.spaces.Discrete(2), space[1]), "observation space is Discrete"),
-        ((space[0], gym.spaces.Discrete(2)), r"action space is Discrete\(2\), but"),
+    for other in (
+        (gym.spaces.Discrete(2), space[1]),
+        (space[0], gym.spaces.Discrete(2)),
+        (space[0], None),
+        space[0],
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=r"spaces must be None or .* got .*(Discrete|Box)"):
             SubprocVecEnv(counters(2), spaces=other, context="fork")
     assert not multiprocessing.active_children()
 
@@ -230,9 +230,9 @@ def test_dict_and_tuple_actions_come_one_by_one_or_stacked(as_list):
         for i, (received,) in enumerate(venv.vector_env.get_attr("actions")):
             assert received["x"] == i
             np.testing.assert_array_equal(received["y"][0], actions[i]["y"][0])
-        with pytest.raises(ValueError, match="env 1 must be a dict"):
+        with pytest.raises(ValueError, match=r"\[1\] must be a dict"):
             venv.step([actions[0], {"x": 1}])
-        with pytest.raises(ValueError, match="env 0 must be a tuple of 1"):
+        with pytest.raises(ValueError, match=r"\[0\] must be a tuple of 1"):
             venv.step([{"x": 1, "y": ()}, actions[0]])
 
 

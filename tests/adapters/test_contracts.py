@@ -554,9 +554,9 @@ def test_a_worker_that_dies_is_reported_as_that_one(system):
 @each(lambda system: system.limits, slow=["cluster"])
 def test_an_env_that_hangs_is_named_where_there_is_a_limit(system, tmp_path):
     makes = [Sleepy, partial(Gated, tmp_path)]
-    with closing(system.make(makes, num_workers=2, step_timeout=0.5)) as envs:
+    with closing(system.make(makes, num_workers=2, step_timeout=1.0)) as envs:
         system.reset(envs)
-        opening = threading.Timer(5.0, (tmp_path / "open").touch)
+        opening = threading.Timer(10.0, (tmp_path / "open").touch)
         opening.start()  # the cluster's closes its envs before it raises, and waits for them
         try:
             # Until then it hangs: a caller that had no core for a while counts from its return.

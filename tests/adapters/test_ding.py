@@ -280,10 +280,10 @@ def test_launch_that_fails_can_be_repeated():
 @pytest.mark.parametrize(
     ("param", "error", "message"),
     [
-        ({0: {}, 1: {}, 7: {}, 3: {}}, ValueError, "no env 7"),
+        ({0: {}, 1: {}, 7: {}, 3: {}}, ValueError, "env_id must be in 0 to 3"),
         ([{}, {}], TypeError, "dict"),
         ({0: {}, 1: 3, 2: {}, 3: {}}, TypeError, "env 1 must be a dict"),
-        ({"a": {}}, TypeError, "an env id must be an int"),
+        ({"a": {}}, TypeError, "env_id must be integers"),
     ],
 )
 def test_bad_reset_params_are_refused_before_anything_is_sent(call, param, error, message):
@@ -398,12 +398,12 @@ def test_seed_reaches_the_action_space():
 @pytest.mark.parametrize(
     ("seed", "error", "message"),
     [
-        ([1, 2], ValueError, "2 seeds for 4 envs"),
-        ({9: 1}, ValueError, "no env 9"),
+        ([1, 2], ValueError, "length must match num_envs=4"),
+        ({9: 1}, ValueError, "env_id must be in 0 to 3"),
         ({0: "x"}, TypeError, "env 0"),
-        ("x", TypeError, "int, a list or a dict"),
-        (1.5, TypeError, "int, a list or a dict"),
-        ([1, -2, 3, 4], ValueError, "env 1 must not be negative"),
+        ("x", ValueError, "seed must be an int"),
+        (1.5, TypeError, "seed must be an int"),
+        ([1, -2, 3, 4], ValueError, "must not be negative"),
         (-1, ValueError, "negative"),
     ],
 )
@@ -537,7 +537,7 @@ def test_numbers_may_be_arrays_of_one():
         action = {"kind": np.array([2]), "value": np.array([0.5], np.float32)}
         given = envs.step({0: action, 1: action})[1].info["given"]
         assert given["kind"] == 2 and given["value"].shape == (1,)
-        with pytest.raises(ValueError, match=r"must be a dict .* places among envs \[1\]"):
+        with pytest.raises(ValueError, match=r"must be a dict .* places in the envs \[1\]"):
             envs.step({1: 3})
         assert envs.count == [1, 1]
 
@@ -576,10 +576,10 @@ def test_envs_of_di_engine_get_numbers_as_they_were_given(shared_memory):
     ("actions", "error", "message"),
     [
         ([1, 2], TypeError, "dict"),
-        ({9: 0}, ValueError, "no env 9"),
-        ({-1: 0}, ValueError, "no env -1"),
+        ({9: 0}, ValueError, "env_id must be in 0 to 3"),
+        ({-1: 0}, ValueError, "env_id must be in 0 to 3"),
         ({0: 0, 1: 0, 2: 0}, EnvStateError, r"0: RUN, 1: NEED_RESET, 2: RUN"),
-        ({"0": 1}, TypeError, "an env id must be an int"),
+        ({"0": 1}, TypeError, "env_id must be integers"),
     ],
 )
 def test_only_envs_in_run_are_stepped_and_bad_actions_are_refused(actions, error, message):

@@ -413,6 +413,17 @@ def test_fault_renewing_does_not_lose_the_seed(retry_type):
     assert play() == first
 
 
+@pytest.mark.deep
+def test_an_automatic_reset_that_is_lost_with_its_process_is_seeded_as_a_restart():
+    with manager(num_envs=2, num_workers=2, max_retry=2) as envs:
+        envs.seed(8)
+        envs.launch({0: {"stat": "kill later"}, 1: {}})
+        envs.step({0: END, 1: 0})
+        while 0 not in envs.ready_obs:
+            envs.step({})
+        assert envs.seeds == [[restart_seed(8, 1)], [9]]
+
+
 class OwnAbnormal(Obedient):
     def step(self, action):
         observation, reward, over, cut, info = super().step(action)

@@ -33,7 +33,7 @@ from shmvec.adapters.ding import (
 @pytest.mark.deep
 def test_attributes_are_forwarded_as_lists():
     with manager() as envs:
-        with pytest.raises(AttributeError, match="while it is launched"):
+        with pytest.raises(AttributeError, match="only after launch"):
             _ = envs.index
         envs.launch()
         assert envs.index == [0, 1, 2, 3]

@@ -220,7 +220,7 @@ def test_wrong_calls_of_rows_are_refused(num_workers):
             rows.step(np.full(12, 0.5))
         for mask, message in (
             (np.ones(4, np.bool_), "shape"),
-            (np.arange(12) < 4, "parts the rows of an env"),
+            (np.arange(12) < 4, "all rows of an env, or none"),
         ):
             with pytest.raises(ValueError, match=message):
                 rows.reset(options={"reset_mask": mask})

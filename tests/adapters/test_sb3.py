@@ -366,6 +366,22 @@ def test_automatic_resets_are_given_nothing():
         assert env.get_attr("given") == [[{"seed": 3 + i}, {}] for i in range(NUM_ENVS)]
 
 
+def test_automatic_resets_are_given_what_is_set_for_them_and_set_options_is_not():
+    with vec_env(partial(Asked, length=1)) as env:
+        env.set_options({"x": 1})
+        env.reset()
+        env.set_reset_options([{"x": 2}, {"x": 3}], indices=[0, -1])
+        env.set_reset_seeds(7)
+        for _ in range(2):
+            env.step([0] * NUM_ENVS)
+        first, *others, last = ([{"seed": None, "options": {"x": 1}}] for _ in range(NUM_ENVS))
+        first += [{"seed": 7, "options": {"x": 2}}, {"options": {"x": 2}}]
+        last += [{"seed": 6 + NUM_ENVS, "options": {"x": 3}}, {"options": {"x": 3}}]
+        for env_id, given in enumerate(others, 1):
+            given += [{"seed": 7 + env_id}, {}]
+        assert env.get_attr("given") == [first, *others, last]
+
+
 class OldReset(Counter):
     def reset(self, seed=None):
         return super().reset(seed=seed)

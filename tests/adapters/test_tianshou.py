@@ -159,7 +159,7 @@ def test_seed(num_workers):
         alone.reset(seed=6)
         assert random[1].random() == alone.np_random.random()
         assert envs.seed() == [None] * 4
-        with pytest.raises(ValueError, match="3 seeds for 4 envs"):
+        with pytest.raises(ValueError, match="length must match"):
             envs.seed([1, 2, 3])
     with vector_env([lambda: Seeded(3)] * 2, num_workers=min(num_workers, 2)) as envs:
         assert envs.seed(1) == [[1, 0], [2, 0]]
@@ -393,7 +393,7 @@ def test_timeout():
         envs.reset()
         *_, infos = envs.step([RIGHT, GATED, GATED, RIGHT])
         found = ids_of(infos)
-        if len(found) < 2:  # on a busy machine
+        while len(found) < 2:  # on a busy machine
             *_, infos = envs.step(None)
             found += ids_of(infos)
         assert sorted(found) == [0, 3]

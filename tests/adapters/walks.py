@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-DEADLINE = 30.0
+DEADLINE = 100.0
 LEFT, RIGHT, GATED = range(3)
 
 

@@ -16,9 +16,9 @@ from gymnasium.vector import SyncVectorEnv
 from tables import deep
 
 from shmvec.cluster import ClusterVectorEnv
-from shmvec.cluster.crew import LocalCrew
-from shmvec.cluster.fragments import pickled
-from shmvec.cluster.hosts import Ask, Host
+from shmvec.cluster.backend import LocalBackend
+from shmvec.cluster.fragments import pickle_object
+from shmvec.cluster.hosts import Host, Request
 from shmvec.exchange import AutoresetMode
 from shmvec.faults import FaultPolicy, TooManyFaultsError, WorkerCrashError, restart_seed
 
@@ -119,17 +119,17 @@ def test_actions_of_several_parts(space):
 @pytest.mark.deep
 def test_what_is_sent_is_begun_before_it_is_waited_for(monkeypatch):
     """What a learner does between ``send`` and ``recv``, it does while envs step."""
-    ours, asked, ask = vector_env(), [], LocalCrew.ask
+    ours, asked, ask = vector_env(), [], LocalBackend.ask
     ours.reset(seed=3)
-    monkeypatch.setattr(LocalCrew, "ask", lambda *args: (asked.append(args[2]), ask(*args))[1])
+    monkeypatch.setattr(LocalBackend, "ask", lambda *args: (asked.append(args[2]), ask(*args))[1])
     ours.send([1, 1], [0, 4])
-    assert asked == ["begin", "begin"]
+    assert asked == ["send", "send"]
     ours.send([1, 1, 1], [3, 2, 1])
-    assert asked == ["begin"] * 4
+    assert asked == ["send"] * 4
     assert ours.recv()[1].tolist() == [1] * 5
-    assert asked[4:] == ["turn", "turn"]
+    assert asked[4:] == ["send_and_receive", "send_and_receive"]
     ours.send([0], [0])
-    with pytest.raises(ValueError, match="asked already"):
+    with pytest.raises(ValueError, match="are in flight"):
         ours.send([0], [0])
     ours.send([7], [1])  # what is wrong with it, its env says
     ours.send([0] * 3, [2, 3, 4])
@@ -153,13 +153,13 @@ def test_calls():
 
 def lose_next(monkeypatch):
     """The next answer of a host is lost, with the host."""
-    result = LocalCrew.result
+    result = LocalBackend.result
 
-    def lost(crew, call):
-        monkeypatch.setattr(LocalCrew, "result", result)
-        unplugged.lost(crew, call)
+    def lost(backend, call):
+        monkeypatch.setattr(LocalBackend, "result", result)
+        unplugged.lost(backend, call)
 
-    monkeypatch.setattr(LocalCrew, "result", lost)
+    monkeypatch.setattr(LocalBackend, "result", lost)
 
 
 def test_a_lost_node_is_a_fault_of_its_envs(monkeypatch):
@@ -181,7 +181,7 @@ def test_a_lost_node_is_a_fault_of_its_envs(monkeypatch):
         np.testing.assert_array_equal(observations[env], expected)
     assert ours.step([1] * 5)[1].tolist() == [1] * 5
     lose_next(monkeypatch)
-    with pytest.raises(TooManyFaultsError, match="once more than the 1 times"):
+    with pytest.raises(TooManyFaultsError, match="allows 1 restarts"):
         ours.step([1] * 5)
     assert ours.closed
 
@@ -216,7 +216,7 @@ def test_a_node_that_is_lost_in_a_reset_begins_with_another_seed(monkeypatch):
 
 @pytest.mark.deep
 def test_hosts_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch):
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", unplugged.Nodes)
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", unplugged.Nodes)
     env_fns = cartpoles(4)
     ours, theirs = ClusterVectorEnv(env_fns, num_workers=0), SyncVectorEnv(env_fns)
     assert unplugged.TRIED == [*"abbba"]
@@ -236,11 +236,11 @@ def test_a_host_does_not_wait_for_an_env_that_hangs_as_it_is_closed(monkeypatch)
         def step(self, action):
             time.sleep(600)
 
-    monkeypatch.setattr("shmvec.cluster.hosts.CLOSE_S", 0.2)
-    functions = pickled("env_fns", [lambda: Hanging(gym.make("CartPole-v1"))])
+    monkeypatch.setattr("shmvec.cluster.hosts.CLOSE_TIMEOUT_S", 0.2)
+    functions = pickle_object("env_fns", [lambda: Hanging(gym.make("CartPole-v1"))])
     host = Host(functions, range(1), {"num_workers": 1})
-    host.turn([Ask(0, True)], 1)
-    host.begin([Ask(0, False, 1)])
+    host.send_and_receive([Request(0, True)], 1)
+    host.send([Request(0, False, 1)])
     host.close()
 
 
@@ -262,7 +262,7 @@ def test_a_lost_node_without_room_for_another_is_an_error(monkeypatch):
     ours.reset(seed=3)
     lose_next(monkeypatch)
     ours.step([1] * 5)
-    monkeypatch.setattr(LocalCrew, "ready", lambda crew, tickets, timeout: [])
+    monkeypatch.setattr(LocalBackend, "ready", lambda backend, tickets, timeout: [])
     with pytest.raises(RuntimeError, match=r"for 1 of 1 hosts, each of which needs 1 CPUs: there"):
         ours.step([1] * 5)
     assert ours.closed
@@ -280,7 +280,7 @@ def test_a_node_is_lost_in_a_call(monkeypatch, on_crash):
         ours.get_attr("gravity")
     assert ours.closed == (on_crash == "raise")
     if not ours.closed:
-        monkeypatch.setattr(LocalCrew, "ready", lambda crew, tickets, timeout: [])
+        monkeypatch.setattr(LocalBackend, "ready", lambda backend, tickets, timeout: [])
         with pytest.raises(RuntimeError, match=r"for 1 of 1 hosts, each of which needs 1 CPUs"):
             ours.get_attr("gravity")
         assert ours.closed
@@ -288,7 +288,7 @@ def test_a_node_is_lost_in_a_call(monkeypatch, on_crash):
 
 @pytest.mark.deep
 def test_shares_of_nodes(monkeypatch):
-    class Counting(LocalCrew):
+    class Counting(LocalBackend):
         hosts = 0
 
         def __init__(self, options):
@@ -298,7 +298,7 @@ def test_shares_of_nodes(monkeypatch):
             Counting.hosts += 1
             return super().start(*args, **where)
 
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", Counting)
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", Counting)
     ours = ClusterVectorEnv(
         [lambda: gym.make("CartPole-v1")] * 10, cpus_per_host=0.1, num_workers=0
     )
@@ -315,7 +315,7 @@ def test_ctrl_c_while_it_waits_and_while_it_notes_answers(monkeypatch):
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LocalCrew, "ready", interrupt)
+    monkeypatch.setattr(LocalBackend, "ready", interrupt)
     with pytest.raises(KeyboardInterrupt):
         ours.step([1] * 5)
     with pytest.raises(AlreadyPendingCallError):
@@ -323,7 +323,7 @@ def test_ctrl_c_while_it_waits_and_while_it_notes_answers(monkeypatch):
     observations, *_, infos = ours.recv()
     np.testing.assert_array_equal(observations, theirs.step([1] * 5)[0][infos["env_id"]])
     assert same(ours.step([0] * 5), theirs.step([0] * 5))
-    monkeypatch.setattr(LocalCrew, "result", interrupt)  # the answer is lost
+    monkeypatch.setattr(LocalBackend, "result", interrupt)  # the answer is lost
     with pytest.raises(KeyboardInterrupt):
         ours.step([1] * 5)
     assert ours.closed
@@ -331,8 +331,23 @@ def test_ctrl_c_while_it_waits_and_while_it_notes_answers(monkeypatch):
 
 
 @pytest.mark.deep
+def test_what_is_closed_in_the_middle_of_a_call_says_so(monkeypatch):
+    ours = vector_env()
+    ours.reset(seed=3)
+
+    def close(*_):
+        monkeypatch.undo()
+        ours.close()  # as a signal's handler, or another thread, does
+        return []
+
+    monkeypatch.setattr(LocalBackend, "ready", close)
+    with pytest.raises(ClosedEnvironmentError):
+        ours.step([1] * 5)
+
+
+@pytest.mark.deep
 def test_what_cannot_be_pickled_is_named_before_a_cluster_is_needed(monkeypatch):
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", pytest.fail)
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", pytest.fail)
     lock = threading.Lock()
     with pytest.raises(TypeError, match="env_fns cannot be pickled"):
         ClusterVectorEnv([lambda: lock])
@@ -352,7 +367,7 @@ def test_bad_input():
         ours.recv()
     ours.reset(seed=1)
     ours.send([0, 1], [0, 3])
-    with pytest.raises(ValueError, match=r"envs \[3\] have been asked already"):
+    with pytest.raises(ValueError, match=r"envs \[3\] are in flight"):
         ours.send([0], [3])
     with pytest.raises(AlreadyPendingCallError, match="envs are in flight"):
         ours.step([0] * 5)

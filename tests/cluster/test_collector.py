@@ -14,8 +14,9 @@ from tables import deep
 
 import shmvec
 from shmvec.cluster import Collector
-from shmvec.cluster.crew import LocalCrew, Node
-from shmvec.cluster.fragments import cores_of
+from shmvec.cluster.actor_pool import ActorPool
+from shmvec.cluster.backend import LocalBackend, Node
+from shmvec.cluster.fragments import share_cores
 from shmvec.exchange import AutoresetMode
 
 
@@ -184,6 +185,34 @@ def test_what_is_closed_is_closed():
 
 
 @pytest.mark.deep
+def test_what_is_closed_in_the_middle_of_a_call_says_so(monkeypatch):
+    made = collector()
+    next(made)
+    ready, wait = LocalBackend.ready, ActorPool.wait
+    closed, places = [], []
+
+    def noted(pool, waiting):
+        places.extend(waiting)
+        return wait(pool, waiting)
+
+    def close_first(backend, calls, timeout):
+        if not closed:  # else it is close() that waits
+            closed.append(True)
+            made.close()  # as a signal's handler, or another thread, does
+        return ready(backend, calls, timeout)
+
+    def lose(backend, calls):
+        for place in places:
+            place.actor = None
+
+    monkeypatch.setattr(ActorPool, "wait", noted)
+    monkeypatch.setattr(LocalBackend, "ready", close_first)
+    monkeypatch.setattr(LocalBackend, "cancel", lose)
+    with pytest.raises(RuntimeError, match="this collector is closed"):
+        next(made)
+
+
+@pytest.mark.deep
 def test_the_log_says_what_has_started(caplog):
     with caplog.at_level("INFO", "shmvec.cluster"), collector() as made:
         next(made)
@@ -235,24 +264,24 @@ def test_a_fragment_that_is_broken_off_is_lost_with_its_runner(caplog):
 def test_a_node_where_no_runner_lives_ends_what_is_ordered(monkeypatch):
     """What comes by turns would not be the same without it."""
 
-    class Nodes(LocalCrew):
+    class Nodes(LocalBackend):
         def __init__(self, options):
             pass
 
         def nodes(self):
             return [Node(name, name, 1.0, 0.0) for name in "ab"]
 
-    result = LocalCrew.result
+    result = LocalBackend.result
 
-    def lost(crew, call):
+    def lost(backend, call):
         if call.args[0].name != "runner 0":
-            unplugged.lost(crew, call)
-        return result(crew, call)
+            unplugged.lost(backend, call)
+        return result(backend, call)
 
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", Nodes)
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", Nodes)
     with collector(local=False, ordered=True) as made:
         next(made)
-        monkeypatch.setattr(LocalCrew, "result", lost)
+        monkeypatch.setattr(LocalBackend, "result", lost)
         with pytest.raises(RuntimeError, match=r"lost one after the other, .*: it was unplugged"):
             next(made)
 
@@ -260,7 +289,7 @@ def test_a_node_where_no_runner_lives_ends_what_is_ordered(monkeypatch):
 @pytest.mark.deep
 @pytest.mark.parametrize("ordered", [False, True])
 def test_runners_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch, caplog, ordered):
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", unplugged.Nodes)
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", unplugged.Nodes)
     with collector(local=False, ordered=ordered) as made:
         assert unplugged.TRIED == [*"abbb"]
         assert [next(made).runner for _ in range(2)] == [0, 0]
@@ -274,16 +303,16 @@ def test_runners_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch, 
 @pytest.mark.deep
 @pytest.mark.parametrize("ordered", [False, True])
 def test_ctrl_c_as_a_runner_is_lost_leaves_its_place_to_another(monkeypatch, ordered):
-    def ends(crew, actor):
+    def ends(backend, actor):
         monkeypatch.undo()
-        crew.end(actor)
+        backend.end(actor)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: LocalCrew())
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", lambda options: LocalBackend())
     with collector(local=False, ordered=ordered) as made:
         next(made)
-        monkeypatch.setattr(LocalCrew, "result", unplugged.lost)
-        monkeypatch.setattr(LocalCrew, "end", ends)
+        monkeypatch.setattr(LocalBackend, "result", unplugged.lost)
+        monkeypatch.setattr(LocalBackend, "end", ends)
         with pytest.raises(KeyboardInterrupt):
             next(made)
         assert next(made).runner == 1
@@ -292,8 +321,8 @@ def test_ctrl_c_as_a_runner_is_lost_leaves_its_place_to_another(monkeypatch, ord
 @pytest.mark.deep
 def test_what_is_dropped_ends_at_once(monkeypatch):
     """Else an idle process of Ray's would keep runners, and their CPUs, until it ends."""
-    ended, end = [], LocalCrew.end
-    monkeypatch.setattr(LocalCrew, "end", lambda *args: (ended.append(args[1]), end(*args)))
+    ended, end = [], LocalBackend.end
+    monkeypatch.setattr(LocalBackend, "end", lambda *args: (ended.append(args[1]), end(*args)))
     gc.disable()
     try:
         made = collector(num_runners=2)
@@ -322,7 +351,7 @@ def test_shares_of_nodes(monkeypatch, options, cpus):
     class Enough(Exception):
         """All were begun."""
 
-    class Nodes(LocalCrew):
+    class Nodes(LocalBackend):
         def __init__(self, options):
             pass
 
@@ -336,7 +365,7 @@ def test_shares_of_nodes(monkeypatch, options, cpus):
         def ready(self, tickets, timeout):
             raise Enough
 
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", Nodes)
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", Nodes)
     with pytest.raises(Enough):
         collector(local=False, **options)
     assert asked == cpus
@@ -366,7 +395,7 @@ def unpicklable():
             ({"num_runners": 0}, ValueError, "num_runners"),
             ({"in_flight": 0}, ValueError, "in_flight"),
             ({"cpus_per_runner": 0}, ValueError, "cpus_per_runner must be positive"),
-            ({"pin_runners": True}, ValueError, "pin_runners is for runners that stay on "),
+            ({"pin_runners": True}, ValueError, "pin_runners needs runners that stay on "),
             ({"gpus_per_runner": -1}, ValueError, "gpus_per_runner must not be negative"),
         ),
     ],
@@ -398,7 +427,7 @@ def test_spaces_that_differ():
 @pytest.mark.parametrize(
     ("extras", "message"),
     [
-        (lambda t: {"value": np.zeros(2)}, r"'value', which comes with them, has shape \(2,\)"),
+        (lambda t: {"value": np.zeros(2)}, r"the extra 'value' has shape \(2,\)"),
         (
             lambda t: {"value": np.zeros((3, 1 + t))},
             r"'value' of float64 \(2,\) for an env, and of ",
@@ -497,10 +526,13 @@ def test_shares_of_a_machine_are_of_one_numa_node_if_they_fit(tmp_path, monkeypa
     for node, cores in enumerate(["0-2,6-8", "3-5,9-11"]):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(f"{cores}\n")
-    shares = [cores_of(share, 2, tmp_path) for share in range(5)]
+    shares = [share_cores(share, 2, tmp_path) for share in range(5)]
     assert shares == [{0, 1}, {2, 6}, {7, 8}, {3, 4}, {5, 9}]
-    assert [cores_of(share, 4, tmp_path) for share in range(2)] == [{0, 1, 2, 6}, {3, 4, 5, 9}]
+    assert [share_cores(share, 4, tmp_path) for share in range(2)] == [
+        {0, 1, 2, 6},
+        {3, 4, 5, 9},
+    ]
     for share, count in ((5, 2), (2, 4)):
         with pytest.raises(ValueError, match=f"{count} cores for share {share} .* has 11 usable"):
-            cores_of(share, count, tmp_path)
-    assert cores_of(0, 1, tmp_path / "none") == {0}
+            share_cores(share, count, tmp_path)
+    assert share_cores(0, 1, tmp_path / "none") == {0}

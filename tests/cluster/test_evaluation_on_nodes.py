@@ -18,11 +18,11 @@ from short_walks import (
 )
 
 import shmvec
-from shmvec.cluster.crew import LocalCrew, Lost, Node
+from shmvec.cluster.backend import ActorLostError, LocalBackend, Node
 from shmvec.cluster.evaluation import NodePlayer
 
 
-class Two(LocalCrew):
+class Two(LocalBackend):
     """Two nodes with room."""
 
     def nodes(self):
@@ -35,8 +35,8 @@ def balance(observations, env_ids):
 
 @pytest.mark.deep
 def test_what_the_last_node_was_lost_of_is_said(monkeypatch):
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: LocalCrew())
-    monkeypatch.setattr(LocalCrew, "result", unplugged.lost)
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", lambda options: LocalBackend())
+    monkeypatch.setattr(LocalBackend, "result", unplugged.lost)
     with pytest.raises(
         RuntimeError,
         match=r"3 players were lost one after the other, the last one on this process: it was unp",
@@ -46,14 +46,14 @@ def test_what_the_last_node_was_lost_of_is_said(monkeypatch):
 
 @pytest.mark.deep
 def test_a_player_that_is_lost_is_started_again_a_few_times(monkeypatch):
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", unplugged.Nodes)
-    monkeypatch.setattr(LocalCrew, "ready", lambda crew, tickets, timeout: list(tickets))
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", unplugged.Nodes)
+    monkeypatch.setattr(LocalBackend, "ready", lambda backend, tickets, timeout: list(tickets))
     assert shmvec.evaluate("CartPole-v1", balance, 200, num_envs=1, cluster=True).steps > 0
     assert unplugged.TRIED == [*"abbb"]
 
 
 def test_a_suite_on_nodes_has_the_same_numbers(monkeypatch, tmp_path):
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: Two())
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", lambda options: Two())
     suite = {"a": Walk, "b": lengthened(9), "wide": Wide}
     here = shmvec.evaluate(suite, act, 9, seeds=3)
     record = tmp_path / "run.jsonl"
@@ -69,7 +69,7 @@ def test_a_suite_on_nodes_has_the_same_numbers(monkeypatch, tmp_path):
 @pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_a_task_that_fails_on_nodes_is_given_up(monkeypatch):
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: LocalCrew())
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", lambda options: LocalBackend())
     suite = {"bad": Broken, "good": Walk}
     result = shmvec.evaluate(suite, act, 5, seeds=3, cluster=True, max_envs=2, retries=0)
     assert result.failures == {"bad": "OSError: no assets"}
@@ -85,14 +85,14 @@ def test_a_node_that_is_lost_costs_a_suite_what_it_had_under_way(monkeypatch, tm
     def lost_once(player, *arguments):
         calls.append(player)
         if len(calls) == 4:
-            raise Lost("it was unplugged")
+            raise ActorLostError("it was unplugged")
         return play(player, *arguments)
 
     def slowly(observations, env_ids):
         time.sleep(0.005)
         return act(observations, env_ids)
 
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: Two())
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", lambda options: Two())
     monkeypatch.setattr(NodePlayer, "play", lost_once)
     suite = {"a": lengthened(50), "b": lengthened(40)}
     seen = []
@@ -110,7 +110,7 @@ def test_a_node_that_is_lost_costs_a_suite_what_it_had_under_way(monkeypatch, tm
 @pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*task")
 def test_a_task_of_which_a_node_can_build_only_one_env(monkeypatch, tmp_path):
-    monkeypatch.setattr("shmvec.cluster.hirings.RayCrew", lambda options: Two())
+    monkeypatch.setattr("shmvec.cluster.actor_pool.RayBackend", lambda options: Two())
     suite = {"a": partial(Alone, tmp_path), "b": partial(Slow, 0.02)}
     result = shmvec.evaluate(suite, act, 20, seeds=3, cluster=True, max_envs=2)
     expected = [row[:4] for row in one_after_the_other(Walk, range(3, 23))]

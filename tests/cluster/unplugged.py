@@ -1,6 +1,6 @@
 """Nodes in this process, on some of which whatever is started is lost."""
 
-from shmvec.cluster.crew import Actor, LocalCrew, Lost, Node
+from shmvec.cluster.backend import Actor, ActorLostError, LocalBackend, Node
 
 TRIED = []  # names of the nodes on which something was started; None: anywhere
 
@@ -9,10 +9,10 @@ class Unplugged(Actor):
     """An actor that is lost as it starts."""
 
     def call(self, method, *args):
-        raise Lost("it was unplugged")
+        raise ActorLostError("it was unplugged")
 
 
-class Nodes(LocalCrew):
+class Nodes(LocalBackend):
     """Nodes "a" and "b"; what is started on "b" or anywhere is lost."""
 
     def __init__(self, options):
@@ -26,6 +26,6 @@ class Nodes(LocalCrew):
         return (Actor if TRIED[-1] == "a" else Unplugged)(name)
 
 
-def lost(crew, call):
-    """In place of ``LocalCrew.result``."""
-    raise Lost("it was unplugged")
+def lost(backend, call):
+    """In place of ``LocalBackend.result``."""
+    raise ActorLostError("it was unplugged")

@@ -43,8 +43,8 @@ def forget_mappings():
 def until_answered(timeout):
     """Waits until all answers are in the segment, and takes none; False: the time is up first."""
     links, end = LEDGERS[0].links, time.monotonic() + timeout
-    if links.workers.inline is not None:
-        links.workers.inline()
+    if links.workers.serve_inline is not None:
+        links.workers.serve_inline()
     while not all(map(links.has_answered, range(len(links.workers.ranges)))):
         if time.monotonic() > end:
             return False

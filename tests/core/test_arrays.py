@@ -80,8 +80,8 @@ def test_an_array_like_another(dtype):
     ids=lambda array: str(array.shape),
 )
 def test_fields(array):
-    assert arrays.looked_at(array) == arrays.looks(array)
-    assert arrays.looked_at(array)[3]
+    assert arrays.array_fields(array) == arrays.array_attributes(array)
+    assert arrays.array_fields(array)[3]
 
 
 BROKEN = {

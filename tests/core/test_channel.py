@@ -60,7 +60,7 @@ def test_nobody_blocks_however_much_is_sent_both_ways(sizes):
         for number, size in enumerate(sizes, 1):
             for end in ends:
                 assert end.take(number).content == bytes([number]) * size
-        assert not any(end.unsent for end in ends)
+        assert not any(end.has_unsent for end in ends)
     finally:
         for end in ends:
             end.close()
@@ -78,7 +78,7 @@ def test_descriptors_come_with_their_message(ends):
     os.write(message.descriptors[0], b"hello")
     assert os.read(read, 5) == b"hello"
     os.close(message.descriptors[0])
-    while mine.unsent:
+    while mine.has_unsent:
         mine.pump(), theirs.pump()
     assert theirs.take(3).content == b"none"  # the second is discarded, and its descriptors closed
     os.set_blocking(read, False)
@@ -90,7 +90,7 @@ def test_descriptors_come_with_their_message(ends):
 def test_more_descriptors_than_a_message_holds(ends):
     with pytest.raises(ValueError, match="at most 64 descriptors"):
         ends[0].put(1, b"", [0] * 65)
-    assert not ends[0].unsent
+    assert not ends[0].has_unsent
 
 
 def test_what_was_said_is_read_after_the_other_end_has_gone(ends):
@@ -99,10 +99,10 @@ def test_what_was_said_is_read_after_the_other_end_has_gone(ends):
     theirs.put(2, b"goodbye", (), True)
     theirs.close()
     mine.put(1, b"to nobody")
-    assert not mine.unsent
+    assert not mine.has_unsent
     assert mine.take(1).content == b"last words"
     assert mine.take(2) is None  # no answer
-    assert mine.farewell == b"goodbye"
+    assert mine.goodbye_content == b"goodbye"
     mine.pump()
     assert mine.broken == "the other end was closed"
 
@@ -134,4 +134,14 @@ def test_closed(ends):
     mine.put(1, b"x" * 1_000_000, [0])
     mine.close()
     mine.close()
-    assert mine.take(1) is None and not mine.unsent and mine.broken == "it was closed"
+    assert mine.take(1) is None and not mine.has_unsent and mine.broken == "it was closed"
+
+
+def test_a_closed_channel_takes_no_descriptors(ends):
+    mine, _ = ends
+    mine.close()
+    reader, writer = os.pipe()
+    mine.put(1, b"too late", [writer])
+    os.close(writer)
+    assert os.read(reader, 1) == b""  # nobody else has the other end
+    os.close(reader)

@@ -503,9 +503,9 @@ def test_a_worker_that_is_busy_with_nonsense():
         words = len(COUNTERS["waits"]) + len(COUNTERS["work"])
         busy = found.counters + 8 * words  # since when, and with what
         found.memory[busy : busy + 16] = (1).to_bytes(8, "little") + (2000).to_bytes(8, "little")
-        time.sleep(1)
+        time.sleep(3)
 
-    with vector_env(1, lambda: Damaging(damage), 1, step_timeout=0.2) as envs:
+    with vector_env(1, lambda: Damaging(damage), 1, step_timeout=1.0) as envs:
         with pytest.raises(RuntimeError, match="the segment is damaged: worker 0 is busy with"):
             envs.step([0])
 

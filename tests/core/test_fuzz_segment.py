@@ -45,7 +45,7 @@ from segment_map import (
 from shmvec import EnvTimeoutError, FaultPolicy, Replay, ShmVectorEnv, WorkerCrashError
 from shmvec._memory.rollout import Rollout
 
-CASE_S = 30  # a case that takes longer hangs
+CASE_S = 60  # a case that takes longer hangs
 MEMORY = 1 << 30  # bytes that a case may allocate
 ROUNDS = 6
 CASES = 6  # a scenario; of three, none may be noticed

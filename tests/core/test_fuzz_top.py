@@ -20,15 +20,16 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 
 import gymnasium as gym
 import pytest
 from segment_map import HEADER, LINE, Map, forget_mappings, keep_mappings
 
+import shmvec.__main__
 from shmvec import ShmVectorEnv
-from shmvec._commands import attaching, top
-from shmvec._memory.segment import SEGMENT
+from shmvec._commands import attaching
+from shmvec._memory.segment import SEGMENT_NAME
 
 pytestmark = pytest.mark.deep
 
@@ -40,7 +41,7 @@ class Copy:
     """A segment like a real one, in a file that this process has open and may damage."""
 
     def __init__(self, content, sealed=True):
-        self.descriptor = os.memfd_create(SEGMENT, os.MFD_ALLOW_SEALING)
+        self.descriptor = os.memfd_create(SEGMENT_NAME, os.MFD_ALLOW_SEALING)
         os.posix_fallocate(self.descriptor, 0, len(content))
         if sealed:
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEAL)
@@ -52,10 +53,11 @@ class Copy:
         os.close(self.descriptor)
 
 
-def shown(**how):
+def shown(*how):
     """What top prints of this process, and says of what it cannot."""
     out = io.StringIO()
-    status = top.run(os.getpid(), out=out, **how)
+    with redirect_stdout(out):
+        status = shmvec.__main__.main(["top", str(os.getpid()), *how])
     assert status in (0, 1)
     return status, out.getvalue()
 
@@ -63,10 +65,10 @@ def shown(**how):
 def look():
     """All ways of showing; whether anything was shown, and whether anything was said."""
     outcomes = Counter()
-    for how in ({}, {"as_json": True}, {"prometheus": True}, {"interval": 1e-3}):
-        status, text = shown(**how)
+    for how in ((), ("--json",), ("--prometheus",), ("--interval", "1e-3")):
+        status, text = shown(*how)
         outcomes["shown" if status == 0 else "refused"] += 1
-        if "as_json" in how:
+        if "--json" in how:
             outcomes["said"] += bool(json.loads(text)["problems"])
     return outcomes
 
@@ -114,7 +116,7 @@ def main():
     content, regions = real()
     sys.stderr = io.StringIO()
     # It looks for holders of a segment in all of /proc: here there is one.
-    attaching.processes = lambda: iter([os.getpid()])
+    attaching.process_ids = lambda: iter([os.getpid()])
     outcomes = Counter()
     for seed in range(arguments.seed, arguments.seed + arguments.cases):
         rng = random.Random(seed)
@@ -141,15 +143,15 @@ def main():
                     over.set()
                     thread.join()
             else:
-                watch = attaching.Watch(os.getpid())
-                assert len(watch.look()) == 1
+                watch = attaching.Watcher(os.getpid())
+                assert len(watch.take_snapshots()) == 1
                 try:
                     os.ftruncate(copy.descriptor, rng.choice((0, 100, 1000)))
                     outcomes["cut"] += 1
                 except PermissionError:  # sealed
-                    assert len(watch.look()) == 1
+                    assert len(watch.take_snapshots()) == 1
                 else:
-                    assert not watch.look() and shown()[0] == 1
+                    assert not watch.take_snapshots() and shown()[0] == 1
                 del watch
         except BaseException:
             traceback.print_exc(file=sys.__stderr__)
@@ -173,8 +175,11 @@ def test_fuzz():
 def test_a_damaged_header_is_reported(bit, capsys):
     with closing(ShmVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=0)):
         for descriptor in os.listdir("/proc/self/fd"):
-            name = f"/proc/self/fd/{descriptor}"
-            if os.path.exists(name) and SEGMENT in os.readlink(name):
+            try:
+                name = os.readlink(f"/proc/self/fd/{descriptor}")
+            except FileNotFoundError:  # that of the listing, or one that is being closed
+                continue
+            if SEGMENT_NAME in name:
                 with mmap.mmap(int(descriptor), 4096) as memory:
                     memory[bit // 8] ^= 1 << bit % 8
         assert shown()[0] == 1

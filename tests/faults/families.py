@@ -14,8 +14,11 @@ from processes import gone
 RLIMIT_LOCKS = 10
 
 
-def sleeping():
-    time.sleep(90)
+LIFETIME_S = 300  # of what is to be ended sooner
+
+
+def sleep_and_exit():
+    time.sleep(LIFETIME_S)
     os._exit(0)
 
 
@@ -23,16 +26,16 @@ def forked():
     """A fork."""
     pid = os.fork()
     if pid == 0:
-        sleeping()
+        sleep_and_exit()
     return pid
 
 
 def in_another_session():
-    return subprocess.Popen(["sleep", "90"], start_new_session=True).pid
+    return subprocess.Popen(["sleep", str(LIFETIME_S)], start_new_session=True).pid
 
 
 def with_no_environment():
-    return subprocess.Popen(["/bin/sleep", "90"], env={}, start_new_session=True).pid
+    return subprocess.Popen(["/bin/sleep", str(LIFETIME_S)], env={}, start_new_session=True).pid
 
 
 def number_from(pipe):
@@ -42,7 +45,7 @@ def number_from(pipe):
     return int(number)
 
 
-def daemon(become=sleeping):
+def daemon(become=sleep_and_exit):
     """A fork of a fork, in a session of its own, without a parent."""
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -58,24 +61,24 @@ def daemon(become=sleeping):
 
 
 def daemon_with_no_environment():
-    return daemon(lambda: os.execve("/bin/sleep", ["sleep", "90"], {}))
+    return daemon(lambda: os.execve("/bin/sleep", ["sleep", str(LIFETIME_S)], {}))
 
 
 def background():
     """As shells do."""
-    return int(subprocess.check_output("sleep 90 >/dev/null & echo $!", shell=True))
+    return int(subprocess.check_output(f"sleep {LIFETIME_S} >/dev/null & echo $!", shell=True))
 
 
 def deaf_daemon():
     def be_deaf():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        sleeping()
+        sleep_and_exit()
 
     return daemon(be_deaf)
 
 
 def of_multiprocessing():
-    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(90,))
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(LIFETIME_S,))
     process.start()
     return process.pid
 
@@ -98,7 +101,8 @@ def outliving():
     def reset():
         resource.setrlimit(RLIMIT_LOCKS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-    return subprocess.Popen(["sleep", "90"], start_new_session=True, preexec_fn=reset).pid
+    command = ["sleep", str(LIFETIME_S)]
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=reset).pid
 
 
 class Starting(Echo):

@@ -68,6 +68,10 @@ class Hanging(gym.Env):
         while not os.path.exists(self.gate):
             time.sleep(60)  # a stack that is read does not wake it
 
+    def writing(self):
+        while not os.path.exists(self.gate):
+            os.write(2, b"x" * 999 + b"\n")
+
     def called_by_c(self):
         """All the time functions begin and end that C calls."""
         while not os.path.exists(self.gate):

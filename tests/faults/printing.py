@@ -90,6 +90,19 @@ class Printing(gym.Env):
     def alike_with_an_empty_line(self):
         sys.stderr.write("a warning\n\n")
 
+    def piece_by_piece(self):
+        for piece in (b"loading ...", b" done\n"):
+            os.write(2, piece)
+            time.sleep(0.5)
+
+    def tell_in_latin_1(self):
+        os.write(2, b"\xe4 \xf6 \xfc\n")
+
+    def flood(self):
+        """100 MB."""
+        for _ in range(25_000):
+            os.write(2, b"x" * 3999 + b"\n")
+
     def tell_by_python(self):
         print("by Python", file=sys.stderr)
 
@@ -111,6 +124,10 @@ class Printing(gym.Env):
     def a_long_line(self):
         os.write(2, b"x" * 200_000 + b"\n")
         open(self.until, "w").close()
+
+    def long_lines(self):
+        for _ in range(200):
+            os.write(2, b"%d" % self.number * 6000 + b"\n")
 
     def close_stderr(self):
         os.close(2)

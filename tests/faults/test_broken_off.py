@@ -19,23 +19,34 @@ def test_close_after_ctrl_c_while_two_workers_are_being_replaced():
         from envs import Counter
         from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError
 
-        slow = os.path.join(tempfile.mkdtemp(), "slow")
+        folder = tempfile.mkdtemp()
+        slow, broken_off = (os.path.join(folder, name) for name in ("slow", "broken off"))
+        begun, begin = os.pipe()
 
         def make():
             if os.path.exists(slow):
+                os.write(begin, b"x")
+                while not os.path.exists(broken_off):
+                    time.sleep(0.01)
                 time.sleep(1)
             return Counter(99)
 
+        def interrupt():
+            for _ in range(2):  # both are being built
+                os.read(begun, 1)
+            os.kill(os.getpid(), signal.SIGINT)
+
         policy = FaultPolicy(on_crash="restart", backoff_s=0)
-        envs = ShmVectorEnv([make] * 3, num_workers=3, faults=policy)
+        envs = ShmVectorEnv([make] * 3, num_workers=3, context="fork", faults=policy)
         envs.reset(seed=1)
         open(slow, "w").close()
         for process in envs.processes[:2]:
             os.kill(process.pid, signal.SIGKILL)
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
+            threading.Thread(target=interrupt, daemon=True).start()
             envs.step([1] * 3)
         except KeyboardInterrupt:
+            open(broken_off, "w").close()
             envs.close()
         else:
             raise AssertionError("it was not interrupted")

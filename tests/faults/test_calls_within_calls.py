@@ -25,7 +25,8 @@ from tables import deep, first, paired
 import shmvec
 from shmvec import ShmVectorEnv
 
-DEADLINE_S = 30
+DEADLINE_S = 100
+SLICE_S = 0.05
 
 
 class Calling(Counter):
@@ -76,13 +77,14 @@ ASKING = {
 def called(tmp_path):
     """Makes a vector env in whose first step a handler does something, once; and its outcome."""
     made, became = [], []
+    armed = threading.Event()
 
     def make(within, how, num_workers):
         done = tmp_path / "done"
 
         def run(*_):
-            if done.exists() or not made:
-                return
+            if done.exists() or not armed.is_set():
+                return  # a busy machine's start and reset may be logged, too
             try:
                 became.append(within(made[0]))
             except Exception as error:
@@ -105,6 +107,7 @@ def called(tmp_path):
         # Of each worker, and not of this process: the envs are built there.
         envs.set_attr("caller", os.getpid())
         envs.reset(seed=1)
+        armed.set()
         if how == "signal" and not inline:
             teller = threading.Thread(target=tell, args=(envs.exchange, threading.get_ident()))
             cleanups.append(teller.join)
@@ -216,7 +219,8 @@ class Increased(Counter):
 def at_each_line(outer, inner):
     """Makes a call again and again, with another one at its first line, its second, and so on.
 
-    Yields what the call returns, and what the other does, "refused", or None if it was not made.
+    Yields what the call returns, what the other does, "refused", or None if it was not made, and
+    how many seconds both took.
     """
     package = os.path.dirname(shmvec.__file__)
     line = at = 0
@@ -238,12 +242,13 @@ def at_each_line(outer, inner):
     usual = sys.gettrace()
     while line >= at:  # the last call had as many lines
         at, line, became = at + 1, 0, None
+        begin = time.monotonic()
         sys.settrace(trace)
         try:
             result = outer()
         finally:
             sys.settrace(usual)
-        yield result, became
+        yield result, became, time.monotonic() - begin
 
 
 @pytest.mark.deep
@@ -261,16 +266,19 @@ def test_at_any_line_of_a_call_another_is_refused_or_comes_before_or_after_it(ou
     with closing(kind([partial(Increased, 10**6)] * 2, num_workers=1)) as envs:
         envs.reset(seed=1)
         count, becames = 0, []
-        for result, became in at_each_line(lambda: CALLS[outer](envs), lambda: CALLS[inner](envs)):
+        for result, became, seconds in at_each_line(
+            lambda: CALLS[outer](envs), lambda: CALLS[inner](envs)
+        ):
             made = [result[0]] if became in (None, "refused") else sorted((result[0], became[0]))
             becames.append(became)
             assert made == list(range(count + 1, count + 1 + len(made))), (becames, result)
             assert result == [result[0]] * 2
             count += len(made)
-        if (outer, kind) == ("step", ShmVectorEnv):
-            # It has no line of Python between its request and its results.
-            assert "refused" not in becames
-        else:
+            if (outer, kind) == ("step", ShmVectorEnv):
+                # It has no line of Python between its request and its results, unless these take
+                # longer than a slice: then it looks after its workers.
+                assert became != "refused" or seconds > SLICE_S, (becames, seconds)
+        if (outer, kind) != ("step", ShmVectorEnv):
             assert len(becames) > 10 and "refused" in becames
 
 
@@ -281,7 +289,7 @@ def test_at_any_line_of_a_reset_what_it_returns_is_of_the_reset(masked):
     with closing(ShmVectorEnv([partial(Counter, 10**6)] * 2, num_workers=1)) as envs:
         envs.reset(seed=1)
         lines = 0
-        for (observations, _), _ in at_each_line(
+        for (observations, _), *_ in at_each_line(
             lambda: envs.reset(options=options), lambda: envs.step([1] * 2)
         ):
             assert observations[:, 0].tolist() == [0, 0]

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import gymnasium as gym
@@ -16,6 +17,8 @@ from processes import gone
 from tables import deep
 
 from shmvec import ShmVectorEnv
+from shmvec._memory.segment import SharedDescriptors
+from shmvec._processes import supervisor
 from shmvec.faults import FaultPolicy
 
 DEADLINE_S = 60
@@ -158,6 +161,31 @@ def test_a_handler_closes_it_while_workers_are_being_started(when, terminate, mo
 class SlowClose(Dying):
     def close(self):
         time.sleep(DEADLINE_S)
+
+
+@pytest.mark.deep
+def test_a_handler_closes_it_while_a_replacement_is_handed_the_segment(monkeypatch):
+    envs = restarting(1)
+
+    def replace_once_closed(*arguments, **changes):  # a handler can run there
+        envs.close()
+        return replace(*arguments, **changes)
+
+    monkeypatch.setattr(supervisor, "replace", replace_once_closed)
+    with pytest.raises(ClosedEnvironmentError, match="closed during this call"):
+        envs.restart()
+    assert envs.closed
+
+
+def test_memory_that_is_kept_after_all_was_closed_goes_with_its_owner():
+    kept = SharedDescriptors()
+    with open(os.devnull) as file:
+        kept.clear()  # by a handler, in the middle of a call that goes on
+        kept.put("rollout", (1,), file.fileno())
+    (number,) = kept.descriptors
+    del kept
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
 
 
 @pytest.mark.deep

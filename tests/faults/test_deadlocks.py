@@ -100,7 +100,7 @@ def test_send_and_recv_with_a_time_limit_return_though_the_worker_reads_nothing(
         """
         for env in range(ENVS):
             envs.send([action(env)], [env])
-        assert entered.acquire(timeout=10)
+        assert entered.acquire(timeout=60)
         try:
             envs.recv(timeout=0.2)
         except multiprocessing.TimeoutError:

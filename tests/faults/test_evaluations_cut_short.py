@@ -58,7 +58,7 @@ def check(envs):
 def test_a_time_limit_does_not_wait_for_an_env_that_is_stuck(tmp_path, cure):
     mark = str(tmp_path / "go")
     with stuck_envs(mark) as envs:
-        result = evaluate(envs, act, 9, seeds=0, hard_time_limit=1.0)  # for ever, if it waited
+        result = evaluate(envs, act, 9, seeds=0, hard_time_limit=3.0)  # for ever, if it waited
         assert not result.complete and len(result) == 1
         # Its answer is still in flight, and the next call would wait for it.
         assert sum(map(envs.exchange.in_flight, range(3))) == 1

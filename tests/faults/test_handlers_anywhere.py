@@ -16,7 +16,7 @@ from tables import paired
 from shmvec import ShmVectorEnv
 from shmvec.faults import FaultPolicy
 
-DEADLINE_S = 30
+DEADLINE_S = 100
 
 
 @contextmanager

@@ -16,7 +16,7 @@ HOSTILE = """
     from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 
     faulthandler.enable()
-    faulthandler.dump_traceback_later(40, exit=True)
+    faulthandler.dump_traceback_later(100, exit=True)
 
     def descriptors(*kinds):
         others = {"0", "1", "2", str(resource_tracker._resource_tracker._fd)}  # not the library's

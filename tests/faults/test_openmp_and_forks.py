@@ -122,9 +122,9 @@ def test_opencv():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("options", [{}, {"preload": ["sums"]}])
-def test_a_library_that_is_first_loaded_for_the_workers(options, tmp_path, monkeypatch):
-    """It has not been used when they are forked: it is as if they had loaded it themselves."""
+@pytest.mark.parametrize("context, expected", [("fork", 1), ("forkserver", 3)])
+def test_a_library_that_is_first_loaded_for_the_workers(context, expected, tmp_path, monkeypatch):
+    """With "fork" by the program, whose copy gets one thread, whether it is used there or not."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (tmp_path / "sum.c").write_text(SUM)
     library = tmp_path / "sum.so"
@@ -144,21 +144,17 @@ def test_a_library_that_is_first_loaded_for_the_workers(options, tmp_path, monke
 
         return sums.library.threads() if sums.library.sum() == 499500 else -1
     """
-    threads = """
+    threads = f"""
     import contextlib
 
     policy = FaultPolicy(on_crash="restart")
-    envs = ShmVectorEnv(
-        [Env], num_workers=1, context="fork", threads_per_worker=COUNT, faults=policy, **OPTIONS
-    )
-    with contextlib.closing(envs):
-        assert envs.reset()[0] == COUNT
+    options = dict(context={context!r}, threads_per_worker=3, faults=policy, preload=["sums"])
+    with contextlib.closing(ShmVectorEnv([Env], num_workers=1, **options)) as envs:
+        assert envs.reset()[0] == {expected}
         import sums
 
         sums.library.sum()  # now this process has threads of it
         envs.restart([0])
-        assert envs.reset()[0] == 1
+        assert envs.reset()[0] == {expected}
     """
-    for count in (1, 3):
-        text = threads.replace("COUNT", str(count)).replace("OPTIONS", str(options))
-        succeeds(work, ENV, text, fresh=True)
+    succeeds(work, ENV, threads, fresh=True)

@@ -266,8 +266,8 @@ def test_a_worker_with_some_envs_between_episodes_and_actions_as_messages(length
 
 # ---- while a replacement is built ----------------------------------------------------------------
 
-RELEASE_S = 20.0  # after which the test has the build go on
-IN_TIME_S = 10.0
+RELEASE_S = 50.0  # after which the test has the build go on
+IN_TIME_S = 25.0
 
 
 class Rebuilt(Counter):

@@ -176,7 +176,7 @@ def troubled(trouble, count=2):
 
 def recv(envs, actions):
     envs.send(actions)
-    return in_order(envs.recv(timeout=20))
+    return in_order(envs.recv(timeout=60))
 
 
 @pytest.mark.parametrize(

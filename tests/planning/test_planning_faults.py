@@ -8,7 +8,6 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +17,7 @@ from envs import Counter, TwoArguments
 from equality import equal
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from processes import gone
 from tables import deep
 from test_planning import Raises, cartpole, counter, planning
 
@@ -347,8 +347,7 @@ def kill(env, worker):
     """Kills a worker that has nothing to do."""
     pid = env.call("pid")[worker]
     os.kill(pid, signal.SIGKILL)
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-        pass
+    assert gone([pid], 60)
 
 
 @pytest.mark.deep

@@ -13,13 +13,13 @@ from importlib import import_module
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
-from shmvec._wrappers import HOMES, TWINS, code_of, code_of_env, kinds_of
+from shmvec._wrappers import SOURCE_MODULES, TWINS, classes_of, code_of, code_of_env
 from shmvec._wrappers.sources import KNOWN, fingerprint
 
 
 def rows() -> set[tuple[str, str]]:
     """The functions that twins know, and their fingerprints."""
-    for home in HOMES:
+    for home in SOURCE_MODULES:
         with suppress(ImportError):
             import_module(home)
     envs = [
@@ -27,7 +27,7 @@ def rows() -> set[tuple[str, str]]:
         for spec in gymnasium.registry.values()
         if str(spec.entry_point).startswith("gymnasium.envs.mujoco") and spec.version in (4, 5)
     ]
-    code = [each for twin in TWINS for kind in kinds_of(twin) for each in code_of(kind)]
+    code = [each for twin in TWINS for kind in classes_of(twin) for each in code_of(kind)]
     code += [each for kind in envs for each in code_of_env(kind)]
     return {(name, fingerprint(getattr(found, "fget", found))) for name, found in code}
 

@@ -1,4 +1,4 @@
-"""What commands share: arguments that name an env, types of arguments, reports and their files."""
+"""Helpers of several commands: arguments that name an env, types of arguments, reports, files."""
 
 from __future__ import annotations
 
@@ -13,52 +13,48 @@ import gymnasium as gym
 from shmvec._named import find_env
 
 __all__ = [
-    "NAMES_AN_ENV",
-    "add_env",
-    "add_json",
-    "add_kwargs",
-    "add_measuring",
-    "env_fn",
-    "file_to_write",
+    "ENV_HELP",
+    "add_env_arguments",
+    "add_json_option",
+    "add_kwargs_option",
+    "add_measuring_options",
+    "find_env_fn",
+    "output_file",
     "positive",
     "report_lines",
     "write_json",
 ]
 
-NAMES_AN_ENV = (
+ENV_HELP = (
     "an id (CartPole-v1, module:Env-v0), or a function or class that makes an env "
     "(module:make_env, path/file.py:MyEnv)"
 )
 
 
-def add_env(command: argparse.ArgumentParser) -> None:
-    """Adds the arguments that name an env."""
-    command.add_argument("env", metavar="ENV", help=NAMES_AN_ENV)
-    add_kwargs(command)
+def add_env_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("env", metavar="ENV", help=ENV_HELP)
+    add_kwargs_option(command)
 
 
-def add_kwargs(command: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the env."""
+def add_kwargs_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--kwargs",
-        type=_arguments,
+        type=_json_object,
         default={},
         metavar="JSON",
         help='arguments of the env, such as \'{"render_mode": "rgb_array"}\'',
     )
 
 
-def add_json(command: argparse.ArgumentParser, what: str) -> None:
-    """Adds the argument for a file of results."""
+def add_json_option(command: argparse.ArgumentParser, content: str) -> None:
     command.add_argument(
-        "--json", type=file_to_write, metavar="FILE", help=f"write the {what} to a file"
+        "--json", type=output_file, metavar="FILE", help=f"write the {content} to a file"
     )
 
 
-def add_measuring(
+def add_measuring_options(
     command: argparse.ArgumentParser, nums_envs: Sequence[int], seconds: float
 ) -> None:
-    """Adds the arguments of commands that measure."""
     command.add_argument(
         "--num-envs",
         nargs="+",
@@ -80,10 +76,10 @@ def add_measuring(
         help="let the parent compute for so many µs between steps, as a learner does; bench then "
         "prints how much waiting workers slow that down",
     )
-    add_json(command, "results")
+    add_json_option(command, "results")
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _json_object(text: str) -> dict[str, Any]:
     """An argparse type: a JSON object."""
     try:
         value = json.loads(text)
@@ -94,21 +90,21 @@ def _arguments(text: str) -> dict[str, Any]:
     return value
 
 
-def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+def positive(number_type: type[int] | type[float]) -> Callable[[str], float]:
     """An argparse type: a positive number."""
 
-    def parsed(text: str) -> float:
-        value = kind(text)
+    def parse(text: str) -> float:
+        value = number_type(text)
         if not value > 0:
             raise argparse.ArgumentTypeError(f"must be positive, got {text}")
         return value
 
-    parsed.__name__ = kind.__name__  # which messages of argparse name
-    return parsed
+    parse.__name__ = number_type.__name__  # argparse names it in messages
+    return parse
 
 
-def file_to_write(text: str) -> Path:
-    """An argparse type: a file to write, whose folder exists."""
+def output_file(text: str) -> Path:
+    """An argparse type: a file that can be written, because its folder exists."""
     file = Path(text)
     if not file.parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {file.parent}")
@@ -117,8 +113,8 @@ def file_to_write(text: str) -> Path:
     return file
 
 
-def env_fn(name: str, kwargs: dict[str, Any]) -> tuple[Callable[[], gym.Env[Any, Any]], str]:
-    """The function that makes the env of this name, and code that defines it."""
+def find_env_fn(name: str, kwargs: dict[str, Any]) -> tuple[Callable[[], gym.Env[Any, Any]], str]:
+    """The function that makes the named env, and code that defines this function."""
     try:
         return find_env(name, kwargs)
     except ValueError as error:
@@ -126,16 +122,16 @@ def env_fn(name: str, kwargs: dict[str, Any]) -> tuple[Callable[[], gym.Env[Any,
 
 
 def write_json(options: argparse.Namespace, results: object) -> None:
-    """Writes results to the file of ``--json``, if it was given."""
+    """Writes results to the file of ``--json``, if there is one."""
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2, default=str) + "\n")
 
 
 def report_lines(rows: Sequence[tuple[str, str, str, str | None]]) -> Iterator[str]:
-    """Lines of findings, each of which has a mark, a topic, what was seen, and advice or None."""
+    """The lines of a report; a row is a mark, a topic, a fact, and advice or None."""
     marks = max((len(mark) for mark, *_ in rows), default=0)
     topics = max((len(topic) for _, topic, *_ in rows), default=0)
-    for mark, topic, seen, advice in rows:
-        yield f"{mark:{marks}}  {topic:{topics}}  {seen}"
+    for mark, topic, fact, advice in rows:
+        yield f"{mark:{marks}}  {topic:{topics}}  {fact}"
         if advice is not None:
             yield f"{'':{marks + topics + 4}}-> {advice}"

@@ -3,9 +3,9 @@
     shmvec check my_env.py:MyEnv
 
 Envs are made and stepped alone, with others in one process, in two processes at once and under each
-start method, with the same seeds and actions. Their results are compared bit for bit. All of it
-happens in workers, so a crash or a hang is a finding. Each line is ok, a note, or WRONG with the
-option that fixes it. The exit status is 1 if something is wrong.
+start method, with the same seeds and actions. Their results are compared bit for bit. All of that
+happens in workers, so a crash or a hang is a finding, too. Each line is ok, a note, or WRONG with
+the option that fixes it. The exit status is 1 if something is wrong.
 """
 
 from __future__ import annotations
@@ -22,25 +22,35 @@ from functools import partial
 from typing import Any, TextIO
 
 from shmvec._commands.arguments import (
-    add_env,
-    add_json,
-    env_fn,
+    add_env_arguments,
+    add_json_option,
+    find_env_fn,
     positive,
     report_lines,
     write_json,
 )
 from shmvec._commands.measuring import Progress
-from shmvec._commands.probe import PARTS, Event, Facts, Probe, Raised
+from shmvec._commands.probe import RESULT_PARTS, EnvFailure, Event, Facts, Probe
 from shmvec._commands.stacks import stacks_of
 from shmvec.exchange import Exchange
 from shmvec.faults import FaultPolicy, WorkerCrashError
 
-__all__ = ["SUMMARY", "CheckReport", "Finding", "add_arguments", "brief", "check", "main"]
+__all__ = [
+    "SUMMARY",
+    "CheckReport",
+    "Finding",
+    "add_arguments",
+    "brief_check",
+    "check",
+    "main",
+    "time_finding",
+]
 
 SUMMARY = "test whether your env may run in parallel, and which option fixes it"
 
-_MOST_SECONDS = 1.0  # for the steps of one env alone
-_TO_CLOSE_S = 5.0
+_MAX_STEPPING_S = 1.0  # for the steps of one env alone
+_CLOSE_TIMEOUT_S = 5.0
+SLOW_S = 1.0  # making or closing an env is slow from there on
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
 
@@ -53,10 +63,10 @@ class Finding:
         kind: The subject: "start method", "same seed", "other seeds", "spaces", "infos",
             "global generators", "buffers", "open files", "threads", "one process",
             "two processes", "close", "time" or "memory".
-        verdict: "ok", "note" (to know, or to fix for some programs) or "wrong".
-        seen: What was seen.
+        verdict: "ok", "note" (some programs should fix it) or "wrong".
+        seen: The observation.
         advice: What to do about it, and why; None: nothing.
-        option: The option of ``ShmVectorEnv``, or the other thing, that fixes it.
+        option: The option of ``ShmVectorEnv`` that fixes it, or what else has to be changed.
     """
 
     kind: str
@@ -87,7 +97,7 @@ class CheckReport:
         return [finding for finding in self.findings if finding.verdict == WRONG]
 
     def __str__(self) -> str:
-        """The table: a line a finding, its advice below it, and the number of wrong ones."""
+        """The table: a line for each finding, its advice below it, and the number of wrong ones."""
         rows = [
             (
                 f"{each.verdict.upper() if each.verdict == WRONG else each.verdict:5}",
@@ -107,23 +117,25 @@ class _Run:
 
     Attributes:
         events: Digests of each env's results, by its number.
-        facts: What was noticed in each process.
-        trouble: The failure that ended the run early; "" if there was none.
-        at_close: The failure of ``close()``; "" if there was none.
-        in_fork: The failure in a fork, if one was made; "" if there was none.
+        facts: The facts of each process.
+        failure: The failure that ended the run early; "" if there was none.
+        close_failure: The failure of ``close()``; "" if there was none.
+        fork_failure: The failure in a fork; "" if there was none, or no fork.
+        close_s: Duration of closing the envs, in all processes at once.
         seconds: Duration, with the start of the workers.
     """
 
     events: dict[int, list[Event]] = field(default_factory=dict)
     facts: list[Facts] = field(default_factory=list)
-    trouble: str = ""
-    at_close: str = ""
-    in_fork: str = ""
+    failure: str = ""
+    close_failure: str = ""
+    fork_failure: str = ""
+    close_s: float = 0.0
     seconds: float = 0.0
 
 
-class _Examination:
-    """Runs of an env in workers, each time in fresh ones."""
+class _Examiner:
+    """Runs envs in workers, in new ones for each run."""
 
     def __init__(
         self, env_fns: Sequence[Callable[[], Any]], time_limit: float, steps: int, say: Progress
@@ -132,11 +144,11 @@ class _Examination:
         self.time_limit = time_limit
         self._say = say
         self.steps = steps
-        self._counted = False
+        self._num_steps_known = False
 
     def run(
         self,
-        what: str,
+        text: str,
         processes: Sequence[Sequence[int]],
         context: str,
         *,
@@ -147,15 +159,15 @@ class _Examination:
         """Makes envs, resets and steps them in lockstep, and closes them.
 
         Args:
-            what: The text of the progress line.
+            text: The text of the progress line.
             processes: The numbers of the envs of each process.
             context: The start method.
             twice: Whether to reset and step them a second time.
             reseeds: Whether to do that with another seed.
             forks: Whether to fork each process at the end, and step an env in the fork.
         """
-        self._say(what)
-        found = _Run(events={number: [] for numbers in processes for number in numbers})
+        self._say(text)
+        run = _Run(events={number: [] for numbers in processes for number in numbers})
         start = time.monotonic()
         doing = "starting the worker"
         exchange: Exchange | None = None
@@ -171,44 +183,47 @@ class _Examination:
             )
             deadline = time.monotonic() + self.time_limit
             for doing, name, arguments in self._calls(twice, reseeds, forks):  # noqa: B007
-                left = max(0.01, deadline - time.monotonic())
+                begin = time.monotonic()
+                left = max(0.01, deadline - begin)
                 answers = exchange.call(name, arguments, timeout=left)
-                failed = next((each for each in answers if isinstance(each, Raised)), None)
-                if failed is not None:
-                    which = f"env {failed.env + 1}, {failed.moment}"
+                failure = next((each for each in answers if isinstance(each, EnvFailure)), None)
+                if failure is not None:
+                    which = f"env {failure.env + 1}, {failure.moment}"
                     if name == "finish":
-                        found.at_close = f"{which}: {failed.text}"
+                        run.close_failure = f"{which}: {failure.text}"
                     else:
-                        found.trouble = f"raises ({which}): {failed.text}"
+                        run.failure = f"raises ({which}): {failure.text}"
                         break
                 elif name == "advance":
                     for numbers, events in zip(processes, answers, strict=True):
                         for number, event in zip(numbers, events, strict=True):
-                            found.events[number].append(event)
+                            run.events[number].append(event)
                 elif name == "facts":
-                    found.facts = answers
+                    run.facts = answers
+                elif name == "finish":
+                    run.close_s = time.monotonic() - begin
                 elif name == "fork":
-                    found.in_fork = answers[0]
+                    run.fork_failure = answers[0]
         except multiprocessing.TimeoutError:
-            found.trouble = f"hangs ({doing}, {self.time_limit:.3g} s)"
+            run.failure = f"hangs ({doing}, {self.time_limit:.3g} s)"
             if exchange is not None:
-                found.trouble += _where(exchange)
+                run.failure += _hang_location(exchange)
         except WorkerCrashError as error:
-            found.trouble = f"crashes ({doing}): {error.summary.rpartition(', in ')[0] or error}"
+            run.failure = f"crashes ({doing}): {error.summary.rpartition(', in ')[0] or error}"
         except Exception as error:
             text = " ".join(str(error).split())[:300]
-            found.trouble = f"fails ({doing}): {type(error).__name__}: {text}"
+            run.failure = f"fails ({doing}): {type(error).__name__}: {text}"
         finally:
             if exchange is not None:
                 with suppress(Exception):
-                    exchange.close(_TO_CLOSE_S, terminate=bool(found.trouble))
-        found.seconds = time.monotonic() - start
-        return found
+                    exchange.close(_CLOSE_TIMEOUT_S, terminate=bool(run.failure))
+        run.seconds = time.monotonic() - start
+        return run
 
     def _calls(
         self, twice: bool, reseeds: bool, forks: bool
     ) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-        """The calls of a run: a description, the probe's method, and its arguments."""
+        """The calls of a run: for each a description, the probe's method, and its arguments."""
         yield "making envs", "build", ()
         for moment in ("reset", *["reset"] * twice, *["reset with another seed"] * reseeds):
             yield moment, "advance", (moment,)
@@ -219,14 +234,14 @@ class _Examination:
         yield "close", "finish", ()
 
     def _steps(self) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-        """Steps: as many as the first env makes in ``_MOST_SECONDS``, at most those asked for."""
+        """``steps`` steps, or as many as the first run can make in ``_MAX_STEPPING_S``."""
         begin = time.monotonic()
         for number in range(1, self.steps + 1):
             yield f"step {number}", "advance", ("step",)
-            if not self._counted and time.monotonic() - begin > _MOST_SECONDS:
+            if not self._num_steps_known and time.monotonic() - begin > _MAX_STEPPING_S:
                 self.steps = number
                 break
-        self._counted = True
+        self._num_steps_known = True
 
 
 def check(
@@ -241,41 +256,36 @@ def check(
     """Checks whether an env may run in parallel; see :func:`shmvec.testing.check_env_fn`."""
     say = Progress(progress, "checking the env")
     env_fns = [env_fn] if beside is None else [env_fn, beside]
-    examination = _Examination(env_fns, time_limit, steps, say)
+    examiner = _Examiner(env_fns, time_limit, steps, say)
     try:
-        return CheckReport(tuple(_findings(examination, _methods(contexts))))
+        return CheckReport(tuple(_findings(examiner, _methods(contexts))))
     finally:
         say.done()
 
 
-def brief(env_fn: Callable[[], Any], seconds: float = 2.0) -> str | None:
-    """A short check: whether two envs in one process return what each returns alone.
+def brief_check(env_fn: Callable[[], Any], seconds: float = 2.0) -> str | None:
+    """A sentence, if two envs in one process return other results than each alone.
 
-    Args:
-        env_fn: Makes one env.
-        seconds: How long it may take; an env that takes a quarter of it alone is not checked.
-
-    Returns:
-        A line, if something is wrong.
+    An env that takes a quarter of ``seconds`` alone is not checked.
     """
-    examination = _Examination([env_fn], seconds / 4, 10, Progress(None, ""))
+    examiner = _Examiner([env_fn], seconds / 4, 10, Progress(None, ""))
     method = _methods(None)[0]
-    alone = examination.run("alone", [[0]], method, twice=True)
-    if alone.trouble or alone.seconds > seconds / 4:
+    alone = examiner.run("alone", [[0]], method, twice=True)
+    if alone.failure or alone.seconds > seconds / 4:
         return None
-    examination.time_limit = 2 * seconds  # even on a busy machine only what hangs takes longer
-    other = examination.run("alone, with another seed", [[1]], method)
-    company = examination.run("two in one process", [[0, 1]], method)
+    examiner.time_limit = 2 * seconds  # only an env that hangs takes longer
+    other = examiner.run("alone, with another seed", [[1]], method)
+    pair = examiner.run("two in one process", [[0, 1]], method)
     reference, repeated = _references(alone, other)
-    unstable = set(_differing(reference[0], repeated))
-    found = _difference(reference, company, unstable)
-    if other.trouble or not found:
+    unstable = set(_differing_parts(reference[0], repeated))
+    difference = _first_difference(reference, pair, unstable)
+    if other.failure or not difference:
         return None
-    return f"two envs in one process do not act as each does alone: {found}"
+    return f"two envs in one process do not return what each returns alone: {difference}"
 
 
 def _methods(contexts: Sequence[str] | None) -> list[str]:
-    """The start methods to try; the first is the one that the user means to use."""
+    """The start methods to try; the first is the user's."""
     known = multiprocessing.get_all_start_methods()  # the first is the default
     if contexts is None:
         usual = multiprocessing.get_start_method(allow_none=True) or known[0]
@@ -286,113 +296,111 @@ def _methods(contexts: Sequence[str] | None) -> list[str]:
     return list(contexts)
 
 
-def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Finding]:
-    """Runs the env alone and beside others, and judges what was seen."""
-    wanted = methods[0]
+def _findings(examiner: _Examiner, methods: Sequence[str]) -> Iterator[Finding]:
+    """Runs the env alone and with others, and judges the results."""
+    preferred = methods[0]
     runs: dict[str, _Run] = {}
     for method in methods:
-        twice = all(run.trouble for run in runs.values())
-        runs[method] = examination.run(f"alone, by {method}", [[0]], method, twice=twice)
-    working = [method for method in methods if not runs[method].trouble]
-    yield from _start_methods(runs, working, wanted)
+        twice = all(run.failure for run in runs.values())
+        runs[method] = examiner.run(f"alone, by {method}", [[0]], method, twice=twice)
+    working = [method for method in methods if not runs[method].failure]
+    yield from _start_method_findings(runs, working, preferred)
     if not working:
         return
     method = working[0]
     alone, rest = runs[method], [runs[other] for other in working[1:]]
-    second = examination.run("alone, a second time", [[0]], method)
-    other = examination.run("alone, with another seed", [[1]], method, reseeds=True)
-    company = examination.run("two in one process", [[0, 1]], method)
+    second = examiner.run("alone, a second time", [[0]], method)
+    other = examiner.run("alone, with another seed", [[1]], method, reseeds=True)
+    pair = examiner.run("two in one process", [[0, 1]], method)
     four = None
-    if not company.trouble:  # the last one is of the first kind, if there are two
-        four = examination.run("four in one process", [[0, 1, 3, 2]], method)
-    apart = examination.run("two processes at once", [[0], [1]], method)
+    if not pair.failure:  # the last env is of the first kind again, if there are two kinds
+        four = examiner.run("four in one process", [[0, 1, 3, 2]], method)
+    two_processes = examiner.run("two processes at once", [[0], [1]], method)
 
     reference, repeated = _references(alone, other)
-    unstable, finding = _same_seed(reference[0], repeated, second, rest)
+    unstable, finding = _same_seed_finding(reference[0], repeated, second, rest)
     yield finding
-    yield _other_seeds(reference[1], other.events[1][len(reference[1]) :])
-    if len(examination.env_fns) > 1:
-        again = examination.run("the other one, a second time", [[1]], method)
-        unstable.update(_differing(reference[1], again.events[1]))
+    yield _other_seeds_finding(reference[1], other.events[1][len(reference[1]) :])
+    if len(examiner.env_fns) > 1:
+        again = examiner.run("the other one, a second time", [[1]], method)
+        unstable.update(_differing_parts(reference[1], again.events[1]))
     facts = alone.facts[0]
-    everywhere = [each for run in (alone, company, four) if run is not None for each in run.facts]
-    yield from _spaces(facts, everywhere)
-    yield _infos(everywhere)
-    yield _generators(facts)
-    yield _buffers(everywhere)
+    everywhere = [each for run in (alone, pair, four) if run is not None for each in run.facts]
+    yield from _space_findings(facts, everywhere)
+    yield _infos_finding(everywhere)
+    yield _generators_finding(facts)
+    yield _buffers_finding(everywhere)
     if "fork" in working:
-        yield _open_files(runs["fork"].facts[0], wanted)
-    one = _difference(reference, company, unstable)
+        yield _open_files_finding(runs["fork"].facts[0], preferred)
+    one = _first_difference(reference, pair, unstable)
     if not one and four is not None:
-        one = _difference(reference, four, unstable)
-    two = _difference(reference, apart, unstable)
-    if other.trouble:
-        one = one or f"another seed: {other.trouble}"
-    yield from _beside_others(one, two, facts, unstable)
+        one = _first_difference(reference, four, unstable)
+    two = _first_difference(reference, two_processes, unstable)
+    if other.failure:
+        one = one or f"another seed: {other.failure}"
+    yield from _process_findings(one, two, facts, unstable)
     if not one and "fork" in working:
-        forked = examination.run(
-            "a fork of a program that has made an env", [[0]], "fork", forks=True
-        )
-        yield _threads(facts, forked, wanted)
-    closes = [run.at_close for run in (alone, company, apart) if run.at_close]
+        forked = examiner.run("a fork of a program that has made an env", [[0]], "fork", forks=True)
+        yield _threads_finding(facts, forked, preferred)
+    closes = [run.close_failure for run in (alone, pair, two_processes) if run.close_failure]
     if closes:
         advice = (
             "an exception of close() is raised by the vector env's close(), at the end of a run"
         )
         yield Finding("close", WRONG, closes[0], advice, "the env's close()")
-    yield _times(facts, alone)
-    yield _memory(company, four)
+    yield time_finding(facts, alone.seconds, alone.close_s, pair.facts)
+    yield _memory_finding(pair, four)
 
 
 def _references(alone: _Run, other: _Run) -> tuple[dict[int, list[Event]], list[Event]]:
-    """Events of an env alone with each of the two seeds, and with the first one repeated."""
+    """Events of an env alone: with each of the two seeds, and with the first one again."""
     events = alone.events[0]
     middle = len(events) // 2
     return {0: events[:middle], 1: other.events[1][:middle]}, events[middle:]
 
 
-def _start_methods(runs: dict[str, _Run], working: list[str], wanted: str) -> Iterator[Finding]:
-    """Whether an env can be made and stepped alone, in a worker of each start method."""
+def _start_method_findings(
+    runs: dict[str, _Run], working: list[str], preferred: str
+) -> Iterator[Finding]:
     for method, run in runs.items():
-        if not run.trouble:
+        if not run.failure:
             yield Finding("start method", OK, f"{method}: works, in {run.seconds:.1f} s")
         elif not working:
-            advice = "it fails alone, in a worker of each start method that was tried"
-            yield Finding("start method", WRONG, f"{method}: {run.trouble}", advice, "the env")
+            advice = "it fails alone, in a worker of each start method"
+            yield Finding("start method", WRONG, f"{method}: {run.failure}", advice, "the env")
         else:
             names = " or ".join(f'context="{each}"' for each in working)
             advice = "where this one fails; " + (
                 "under fork workers have the program's memory, but none of its threads"
                 if method == "fork"
-                else "workers are new processes that know what env_fn carries and imports, and "
-                "nothing that the program has set since: put that into env_fn, or into worker_init="
+                else "workers are new processes, and have only what env_fn holds and imports: set "
+                "the rest in env_fn, or in worker_init="
             )
-            verdict = WRONG if method == wanted else NOTE
-            yield Finding("start method", verdict, f"{method}: {run.trouble}", advice, names)
+            verdict = WRONG if method == preferred else NOTE
+            yield Finding("start method", verdict, f"{method}: {run.failure}", advice, names)
 
 
-def _same_seed(
-    reference: list[Event], repeated: list[Event], second: _Run, others: Sequence[_Run]
+def _same_seed_finding(
+    reference: list[Event], repeated_events: list[Event], second: _Run, others: Sequence[_Run]
 ) -> tuple[set[str], Finding]:
     """Whether an env alone returns the same twice, with the same seed and actions.
 
-    Returns:
-        The parts that differ between fresh processes, and so cannot be compared with those of envs
-        beside others; and the finding.
+    Also returns the parts that differ between new processes, which later comparisons leave out.
     """
     kind, unstable = "same seed", set[str]()
-    differ = _differing(reference, repeated)
+    differ = _differing_parts(reference, repeated_events)
     seen = f"a second reset with the seed, in the same env: {_in_words(differ)}" if differ else ""
     differing = set(differ)
     for run in (second, *others):
-        differ = _differing(reference, run.events[0])
+        differ = _differing_parts(reference, run.events[0])
         unstable.update(differ)
         where = "in another process" if run is second else "under another start method"
         seen = seen or (f"{where}: {_in_words(differ)}" if differ else "")
     differing |= unstable
-    if second.trouble:
-        advice = "what the first process leaves behind (a file, a port, a lock) is in the way"
-        return unstable, Finding(kind, WRONG, f"a second time: {second.trouble}", advice, "close()")
+    if second.failure:
+        advice = "the first process leaves something behind (a file, a port, a lock)"
+        seen = f"a second time: {second.failure}"
+        return unstable, Finding(kind, WRONG, seen, advice, "close()")
     if not differing:
         steps = f"{len(reference) - 1} steps, twice in one env and in fresh processes: the same"
         return unstable, Finding(kind, OK, steps)
@@ -400,46 +408,45 @@ def _same_seed(
         advice = "times and counts may differ; what you log and compare should not"
         return unstable, Finding(kind, NOTE, seen, advice)
     advice = (
-        "super().reset(seed=seed) seeds it; draw from nothing else: no generators of your own, no "
-        "space's sample(), the clock, the order of sets, or what the last episode has left"
+        "super().reset(seed=seed) seeds it. Use nothing else: no generators of your own, no "
+        "sample() of a space, not the clock, the order of sets, or leftovers of the last episode"
     )
     return unstable, Finding(kind, WRONG, seen, advice, "self.np_random")
 
 
-def _other_seeds(reference: list[Event], reseeded: list[Event]) -> Finding:
-    """Whether the same actions after a reset with another seed give another episode."""
+def _other_seeds_finding(reference: list[Event], reseeded_events: list[Event]) -> Finding:
     kind = "other seeds"
-    if not reseeded:
+    if not reseeded_events:
         return Finding(kind, OK, "were not compared")
-    if {"observations", "rewards", "ends"} & set(_differing(reference, reseeded)):
+    if {"observations", "rewards", "ends"} & set(_differing_parts(reference, reseeded_events)):
         return Finding(kind, OK, "another seed gives another episode")
-    seen = f"another seed gives the same episode ({len(reseeded) - 1} steps, the same actions)"
+    steps = len(reseeded_events) - 1
+    seen = f"another seed gives the same episode ({steps} steps, the same actions)"
     advice = (
-        "all envs play one episode over and over; right only if nothing in the env is random: "
-        "super().reset(seed=seed) seeds it, a generator of your own with a fixed seed does not"
+        "all envs play one episode over and over, which is right only if nothing in the env is "
+        "random. super().reset(seed=seed) seeds it; a generator of your own needs a seed from it"
     )
     return Finding(kind, NOTE, seen, advice, "self.np_random")
 
 
-def _differing(reference: Sequence[Event], events: Sequence[Event]) -> dict[str, int]:
-    """The parts of results that differ, each with the number of the first event that differs."""
+def _differing_parts(reference: Sequence[Event], events: Sequence[Event]) -> dict[str, int]:
+    """The parts of results that differ, each with the number of its first such event."""
     differ: dict[str, int] = {}
     for number, (one, other) in enumerate(zip(reference, events, strict=False)):
-        for part, a, b in zip(PARTS, one, other, strict=True):
+        for part, a, b in zip(RESULT_PARTS, one, other, strict=True):
             if a != b:
                 differ.setdefault(part, number)
     return differ
 
 
 def _in_words(differ: dict[str, int]) -> str:
-    """The differing parts as text, each with its first step."""
     return ", ".join(
         f"{part} differ from {f'step {number}' if number else 'the reset'} on"
         for part, number in differ.items()
     )
 
 
-def _spaces(facts: Facts, everywhere: Sequence[Facts]) -> Iterator[Finding]:
+def _space_findings(facts: Facts, everywhere: Sequence[Facts]) -> Iterator[Finding]:
     wrong = list(dict.fromkeys(text for each in everywhere for text in each.spaces))
     if wrong:
         differ = all(text.startswith("the ") and text.endswith("differs") for text in wrong)
@@ -448,153 +455,157 @@ def _spaces(facts: Facts, everywhere: Sequence[Facts]) -> Iterator[Finding]:
             yield Finding("spaces", WRONG, wrong[0], advice, 'observation_mode="different"')
         else:
             advice = (
-                "that returns what the space says (gymnasium.wrappers.TransformObservation), or a "
-                "space that says what is returned and stays: workers share memory laid out by it"
+                "that makes observations fit the space (gymnasium.wrappers.TransformObservation), "
+                "or a space that fits and does not change: shared memory is laid out by it"
             )
             yield Finding("spaces", WRONG, "; ".join(wrong), advice, "a wrapper")
     elif facts.cast:
         advice = "vector envs cast it at every step (gymnasium.wrappers.DtypeObservation does so)"
         yield Finding("spaces", NOTE, f"observations are {facts.cast}", advice, "a wrapper")
     else:
-        yield Finding("spaces", OK, "observations are inside, and spaces stay")
+        yield Finding("spaces", OK, "observations fit, and spaces do not change")
     if facts.needs_pickle:
         advice = (
-            "observations are pickled then; or a wrapper that leaves this part out "
-            "(of a Dict: gymnasium.wrappers.FilterObservation)"
+            "pickles observations; or leave this part out by a wrapper (of a Dict: "
+            "gymnasium.wrappers.FilterObservation)"
         )
-        seen = f"not for shared memory, which needs a fixed size: {facts.needs_pickle}"
+        seen = f"shared memory needs a fixed size, but {facts.needs_pickle}"
         yield Finding("spaces", WRONG, seen, advice, "shared_memory=False")
 
 
-def _infos(everywhere: Sequence[Facts]) -> Finding:
-    stuck = {key: why for each in everywhere for key, why in each.infos.items()}
-    if not stuck:
+def _infos_finding(everywhere: Sequence[Facts]) -> Finding:
+    unpicklable = {key: why for each in everywhere for key, why in each.infos.items()}
+    if not unpicklable:
         return Finding("infos", OK, "can be sent to another process")
-    seen = "; ".join(f"{key}: {why}" for key, why in list(stuck.items())[:3])
-    advice = "that takes it out of the info, or num_workers=0: workers send infos to the program"
+    seen = "; ".join(f"{key}: {why}" for key, why in list(unpicklable.items())[:3])
+    advice = "that removes it from the info, or num_workers=0: workers send infos to the program"
     return Finding("infos", WRONG, seen, advice, "a wrapper")
 
 
-def _generators(facts: Facts) -> Finding:
+def _generators_finding(facts: Facts) -> Finding:
     if facts.generators:
         advice = (
-            "the envs of one process share it, and workers may begin alike; draw from "
+            "the envs of one process share it, and workers may begin with equal states: use "
             "self.np_random, or seed it in each worker and use num_workers=num_envs"
         )
         seen = f"resets or steps use the global state of {', '.join(facts.generators)}"
         return Finding("global generators", WRONG, seen, advice, "worker_init=")
-    if facts.generators_built:
-        seen = f"making an env uses the global state of {', '.join(facts.generators_built)}"
+    if facts.generators_of_build:
+        seen = f"making an env uses the global state of {', '.join(facts.generators_of_build)}"
         return Finding("global generators", NOTE, seen)
     return Finding("global generators", OK, "are not used")
 
 
-def _buffers(everywhere: Sequence[Facts]) -> Finding:
+def _buffers_finding(everywhere: Sequence[Facts]) -> Finding:
     shared = any(each.shared_buffers for each in everywhere)
     seen = next((each.buffers for each in everywhere if each.buffers), "")
     if shared:
         seen = "an env changes the observation that another one of its process has returned"
         advice = (
-            "or a wrapper that copies: SyncVectorEnv, and code that collects observations, would "
-            "see the last one in place of both"
+            "or a wrapper that copies: SyncVectorEnv, and code that collects observations, gets "
+            "the last one twice"
         )
         return Finding("buffers", WRONG, seen, advice, "num_workers=num_envs")
     if seen:
         advice = (
-            "that copies, where code keeps observations of the env itself (a frame stack, a list); "
-            "a ShmVectorEnv has copied them before the next step"
+            "that copies, if code in the env keeps observations (a frame stack, a list); a "
+            "ShmVectorEnv copies them before the next step"
         )
         return Finding("buffers", NOTE, seen, advice, "a wrapper")
-    return Finding("buffers", OK, "each step returns arrays of its own")
+    return Finding("buffers", OK, "each step returns new arrays")
 
 
-def _open_files(facts: Facts, wanted: str) -> Finding:
-    """Whether envs in a fork read from files that the program has opened."""
+def _open_files_finding(facts: Facts, preferred: str) -> Finding:
     if not facts.files:
         return Finding("open files", OK, "are not read from")
     seen = f"envs read from a file that is open before workers are forked: {facts.files[0]}"
     advice = (
-        "workers share its offset, so one reads where another has left it; open it in the env, or "
-        "read by os.pread"
+        "workers share its offset, so each continues where another has stopped: open it in the "
+        "env, or read by os.pread"
     )
-    return Finding("open files", WRONG if wanted == "fork" else NOTE, seen, advice, "the env")
+    return Finding("open files", WRONG if preferred == "fork" else NOTE, seen, advice, "the env")
 
 
-def _difference(reference: dict[int, list[Event]], run: _Run, unstable: set[str]) -> str:
-    """The first difference of envs beside others from those alone; "" if there is none."""
-    if run.trouble:
-        return run.trouble
+def _first_difference(reference: dict[int, list[Event]], run: _Run, unstable: set[str]) -> str:
+    """The first difference of envs in company from those alone; "" if there is none."""
+    if run.failure:
+        return run.failure
     for number, events in run.events.items():
-        differ = _differing(reference[number % 2], events)
+        differ = _differing_parts(reference[number % 2], events)
         differ = {part: since for part, since in differ.items() if part not in unstable}
         if differ:
-            found = f"env {number + 1} of {len(run.events)}: {_in_words(differ)}"
-            return found + _whose(reference, events, number % 2, differ)
+            text = f"env {number + 1} of {len(run.events)}: {_in_words(differ)}"
+            return text + _frame_owner(reference, events, number % 2, differ)
     return ""
 
 
-def _whose(
-    reference: dict[int, list[Event]], events: list[Event], own: int, differ: dict[str, int]
+def _frame_owner(
+    reference: dict[int, list[Event]], events: list[Event], index: int, differ: dict[str, int]
 ) -> str:
-    """Says of frames that differ whether they are those of the env with the other seed."""
-    since, part = differ.get("frames"), PARTS.index("frames")
-    if since is None or len(reference[1 - own]) <= since:
+    """A remark, if the frames that differ are those of the env with the other seed."""
+    since, part = differ.get("frames"), RESULT_PARTS.index("frames")
+    if since is None or len(reference[1 - index]) <= since:
         return ""
-    same = events[since][part] == reference[1 - own][since][part]
+    same = events[since][part] == reference[1 - index][since][part]
     return " (another env's)" if same else ""
 
 
-def _beside_others(one: str, two: str, facts: Facts, unstable: set[str]) -> Iterator[Finding]:
-    """Judges the differences of envs in one process (``one``) and in two at once (``two``)."""
-    left_out = []
+def _process_findings(
+    difference: str, apart_difference: str, facts: Facts, unstable: set[str]
+) -> Iterator[Finding]:
+    """Judges differences between envs in one process (``one``), and in two at once (``two``)."""
+    caveats = []
     if unstable:
-        parts = ", ".join(part for part in PARTS if part in unstable)
-        left_out.append(f"not compared: {parts}, which differ alone, too")
+        parts = ", ".join(part for part in RESULT_PARTS if part in unstable)
+        caveats.append(f"not compared: {parts}, which differ alone, too")
     if facts.render_mode in (None, "human"):
-        left_out.append(f"frames were not compared: render_mode is {facts.render_mode!r}")
-    alike = "as alone, bit for bit" + (f" ({'; '.join(left_out)})" if left_out else "")
-    verdict, then = OK, None
+        caveats.append(f"frames were not compared: render_mode is {facts.render_mode!r}")
+    alike = "the same results as alone, bit for bit"
+    if caveats:
+        alike += f" ({'; '.join(caveats)})"
+    verdict, recheck = OK, None
     if "observations" in unstable or "rewards" in unstable:
-        verdict, then = NOTE, 'first fix what "same seed" says, then check again'
-    if not one:
-        yield Finding("one process", verdict, f"two and four envs: {alike}", then)
-    elif two and not facts.generators:
-        advice = "and a process for each is not enough: see the next line"
-        yield Finding("one process", WRONG, one, advice, "worker_environ=")
+        verdict, recheck = NOTE, 'first fix what "same seed" says, then check again'
+    if not difference:
+        yield Finding("one process", verdict, f"two and four envs: {alike}", recheck)
+    elif apart_difference and not facts.generators:
+        advice = "because a process for each is not enough: see the next line"
+        yield Finding("one process", WRONG, difference, advice, "worker_environ=")
     else:
         advice = (
-            "a process for each env: in one process they share something (a class attribute, a "
-            "module's global, a library's only context)"
+            "gives each env a process: in one process they share something (a class attribute, a "
+            "global variable, a library's only context)"
         )
-        yield Finding("one process", WRONG, one, advice, "num_workers=num_envs")
-    if not two:
-        yield Finding("two processes", verdict, f"at once: {alike}", then)
+        yield Finding("one process", WRONG, difference, advice, "num_workers=num_envs")
+    if not apart_difference:
+        yield Finding("two processes", verdict, f"at once: {alike}", recheck)
         return
     if facts.generators:
         advice = 'first fix what "global generators" says, then check again'
-        yield Finding("two processes", NOTE, two, advice)
+        yield Finding("two processes", NOTE, apart_difference, advice)
         return
     advice = (
-        "processes share something outside (a port, a file, a lock, a device): give each its own, "
+        "processes share something outside (a port, a file, a lock, a device). Give each its own: "
         "by variables of each worker (worker_environ=lambda worker: {...}, with "
-        "num_workers=num_envs), or by the env's number in its env_fn (partial(make, port=5000 + i))"
+        "num_workers=num_envs), or by the env's number in its env_fn "
+        "(partial(make, port=5000 + i))"
     )
-    yield Finding("two processes", WRONG, two, advice, "worker_environ=")
+    yield Finding("two processes", WRONG, apart_difference, advice, "worker_environ=")
 
 
-def _threads(facts: Facts, forked: _Run, wanted: str) -> Finding:
-    """Whether a fork works after the program has made an env, as many do to see its spaces."""
+def _threads_finding(facts: Facts, forked: _Run, preferred: str) -> Finding:
+    """Whether a fork works after the program has made an env, as many do to get its spaces."""
     names = ", ".join(facts.threads[:4]) + (", ..." if len(facts.threads) > 4 else "")
     started = f"an env starts {len(facts.threads)} Python threads ({names})" if names else ""
-    failed = forked.in_fork or forked.trouble
+    failure = forked.fork_failure or forked.failure
     advice = (
-        "a fork has none of the program's threads, nor those of its libraries (a renderer's): a "
-        "program that makes an env and then forks workers fails like this"
+        "a fork has no threads of the program or of its libraries, such as a renderer: a program "
+        "that makes an env and then forks workers fails like this"
     )
-    if failed:
-        seen = f"an env in a fork of a process that has made one {failed}"
+    if failure:
+        seen = f"an env in a fork of a process that has made one {failure}"
         seen += f"; {started}" if started else ""
-        verdict = WRONG if wanted == "fork" else NOTE
+        verdict = WRONG if preferred == "fork" else NOTE
         return Finding("threads", verdict, seen, advice, 'context="forkserver"')
     if started:
         return Finding("threads", NOTE, started, advice, 'context="forkserver"')
@@ -603,24 +614,41 @@ def _threads(facts: Facts, forked: _Run, wanted: str) -> Finding:
     return Finding("threads", OK, seen)
 
 
-def _times(facts: Facts, alone: _Run) -> Finding:
+def time_finding(facts: Facts, seconds: float, close_s: float, pair: Sequence[Facts]) -> Finding:
+    """How long an env takes.
+
+    Args:
+        facts: Facts of an env alone.
+        seconds: Duration of its run.
+        close_s: Duration of closing it.
+        pair: Facts of processes with several envs.
+    """
     times = {"a step": facts.step_us, "a reset": facts.reset_us, "a frame": facts.render_us}
-    shown = [f"{what} {statistics.median(us):,.0f} µs" for what, us in times.items() if us]
-    seen = f"{', '.join(shown)}; a worker with one env ran {alone.seconds:.1f} s"
-    return Finding("time", OK, seen)
+    medians = [f"{what} {statistics.median(us):,.0f} µs" for what, us in times.items() if us]
+    seen = f"{', '.join(medians)}; a worker with one env ran {seconds:.1f} s"
+    # The second env of a process counts, since making the first one may import modules.
+    durations = [duration for each in pair for duration in each.build_s[1:]]
+    build_s, busy_s = max(durations or facts.build_s, default=(0.0, 0.0))
+    if max(build_s, close_s) < SLOW_S:
+        return Finding("time", OK, seen)
+    seen += f"; an env is made in {build_s:.1f} s and closed in {close_s:.1f} s"
+    advice = "a worker makes and closes its envs one after the other"
+    if busy_s > build_s / 2:
+        return Finding("time", NOTE, seen, f"{advice}; more workers share them", "num_workers=")
+    return Finding("time", NOTE, seen, f"{advice}, unless this is set", 'overlap="auto"')
 
 
-def _memory(company: _Run, four: _Run | None) -> Finding:
-    if four is None or not four.facts or not company.facts:
+def _memory_finding(pair: _Run, four: _Run | None) -> Finding:
+    if four is None or not four.facts or not pair.facts:
         return Finding("memory", OK, "not measured")
-    copy = max(0, four.facts[0].resident - company.facts[0].resident) / 2
-    worker = company.facts[0].resident / 2**20
+    copy = max(0, four.facts[0].resident - pair.facts[0].resident) / 2
+    worker = pair.facts[0].resident / 2**20
     seen = f"{copy / 2**20:,.1f} MiB for one more env; a worker with two {worker:,.0f} MiB"
     return Finding("memory", OK, seen)
 
 
-def _where(exchange: Exchange) -> str:
-    """The env's line of code in which the first worker hangs; "" if no stack shows it."""
+def _hang_location(exchange: Exchange) -> str:
+    """The line of the env in which the first worker hangs; "" if no stack shows it."""
     for process in exchange.processes:
         with suppress(Exception):
             for stack in stacks_of(process.pid):
@@ -635,7 +663,7 @@ def _where(exchange: Exchange) -> str:
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    add_env(command)
+    add_env_arguments(command)
     command.add_argument(
         "--beside",
         metavar="ENV",
@@ -658,13 +686,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds after which a run of envs counts as hanging (default: %(default)g)",
     )
-    add_json(command, "findings")
+    add_json_option(command, "findings")
 
 
 def main(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
-    make, _ = env_fn(options.env, options.kwargs)
-    beside = options.beside and env_fn(options.beside, options.kwargs)[0]
+    make, _ = find_env_fn(options.env, options.kwargs)
+    beside = options.beside and find_env_fn(options.beside, options.kwargs)[0]
     report = check(
         make,
         beside=beside,

@@ -2,9 +2,9 @@
 
     shmvec evaluate CartPole-v1 --policy my_policy.py:policy --episodes 100 --seeds 1
 
-It does what shmvec.evaluate() does. ENV may be a suite: a pattern for ids, such as 'ALE/*-v5', or a
-TOML file with a table [tasks.NAME] for each task (env = "an id"), and arguments of evaluate() above
-them.
+It calls shmvec.evaluate(). ENV may be a suite: a pattern for ids, such as 'ALE/*-v5', or a TOML
+file with a table [tasks.NAME] for each task (env = "an id"), and arguments of evaluate() above
+the tables.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,46 +20,31 @@ import gymnasium as gym
 
 from shmvec._commands import measuring
 from shmvec._commands.arguments import (
-    NAMES_AN_ENV,
-    add_json,
-    add_kwargs,
-    env_fn,
-    file_to_write,
+    ENV_HELP,
+    add_json_option,
+    add_kwargs_option,
+    output_file,
     positive,
     write_json,
 )
-from shmvec._hints import refuse_unknown, takes
+from shmvec._hints import can_be_called, refuse_unknown
 from shmvec._named import find_policy
 from shmvec._options import OPTIONS
 from shmvec._policy import as_policy, check_policy
 from shmvec.evaluation import Episode, SuiteEvaluation, Task, evaluate
-from shmvec.evaluation.call import num_episodes, refuse_gone
-from shmvec.evaluation.memory import parsed_bytes
-from shmvec.evaluation.record import RecordError, read_lines, recorded_episodes
-from shmvec.evaluation.tasks import is_suite, read_suite, tasks_of
+from shmvec.evaluation.call import refuse_removed
+from shmvec.evaluation.tasks import env_fn_of, is_suite, read_suite, tasks_of
+from shmvec.faults import module_that_raised
 
 __all__ = ["SUMMARY", "add_arguments", "main"]
 
 SUMMARY = "play episodes with your policy, each exactly once, and print the returns"
 
-# Options of the command `evaluate` that are arguments of the function.
-_OF_SUITES = {"record", "max_envs", "memory", "retries", "batch_across_tasks"}
-_OF_EVALUATE = _OF_SUITES | {
-    "episodes",
-    "num_envs",
-    "num_workers",
-    "seeds",
-    "batch",
-    "info_keys",
-    "success_key",
-    "time_limit",
-    "hard_time_limit",
-    "video_folder",
-}
-
-
-# What the file of a suite may say, besides its tasks.
-_IN_FILES = (
+_SUITE_ARGUMENTS = {"record", "max_envs", "memory", "retries", "batch_across_tasks"}
+# Errors of these modules are about arguments.
+_CHECKERS = check_policy.__module__, evaluate.__module__.rpartition(".")[0], "shmvec._arguments"
+# Names of the command's options, and of the arguments in a suite's file.
+_EVALUATE_ARGUMENTS = (
     *(inspect.signature(evaluate).parameters.keys() - {"envs", "policy", "progress"}),
     *OPTIONS,
 )
@@ -69,15 +53,15 @@ _IN_FILES = (
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     command.add_argument(
-        "env", metavar="ENV", help=f"{NAMES_AN_ENV}, a suite.toml, or a pattern for ids"
+        "env", metavar="ENV", help=f"{ENV_HELP}, a suite.toml, or a pattern for ids"
     )
-    add_kwargs(command)
+    add_kwargs_option(command)
     command.add_argument(
         "--policy",
         required=True,
         metavar="MODULE:FUNCTION",
         help="policy(observations, env_ids), which returns actions, or a model with predict: "
-        "module:function or path/file.py:function; a class is called without arguments first",
+        "module:function or path/file.py:function; a class is called without arguments",
     )
     command.add_argument(
         "--episodes",
@@ -89,22 +73,22 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--seeds",
         "--seed",
-        type=_seed,
+        type=int,
         metavar="S",
-        help="seed of the first episode; each next episode has one more",
+        help="seed of the first episode; each further episode has the next one",
     )
     command.add_argument(
         "--fixed-batch",
         dest="batch",
         action="store_const",
         const="fixed",
-        help="ask the policy about batches of one size",
+        help="give the policy batches of one size",
     )
     command.add_argument(
         "--time-limit",
         type=positive(float),
         metavar="S",
-        help="begin no further episode after so many seconds",
+        help="begin no episode after so many seconds",
     )
     command.add_argument(
         "--hard-time-limit",
@@ -113,7 +97,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="stop after so many seconds; short episodes then count for more",
     )
     command.add_argument(
-        "--progress", action="store_true", help="show progress also where stderr is no terminal"
+        "--progress", action="store_true", help="show progress even if stderr is no terminal"
     )
     command.add_argument(
         "--info",
@@ -126,21 +110,21 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--success-key", metavar="KEY", help="key of the last info (default: is_success)"
     )
     command.add_argument("--videos", dest="video_folder", metavar="FOLDER", help="record episode 0")
-    add_json(command, "episodes")
+    add_json_option(command, "episodes")
     suites = command.add_argument_group("suites (or one env, as a suite of one task)")
     suites.add_argument(
         "--record",
-        type=file_to_write,
+        type=output_file,
         metavar="FILE",
         help="append each episode to this file, and resume from it",
     )
     suites.add_argument("--max-envs", type=positive(int), metavar="N", help="envs at a time")
     suites.add_argument(
-        "--memory", type=_size, metavar="SIZE", help="memory that all envs may use, such as 20GiB"
+        "--memory", metavar="SIZE", help="memory that all envs may use, such as 20GiB"
     )
-    suites.add_argument("--gpu-memory", type=_gone, help=argparse.SUPPRESS)
+    suites.add_argument("--gpu-memory", help=argparse.SUPPRESS)
     suites.add_argument(
-        "--retries", type=_retries, metavar="N", help="repeats of an episode whose env fails"
+        "--retries", type=int, metavar="N", help="repeats of an episode whose env fails"
     )
     suites.add_argument(
         "--separate-tasks",
@@ -159,137 +143,79 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
-    policy = _policy(options.policy)
-    given = {
+    policy = _load_policy(options.policy)
+    arguments = {
         name: value
         for name, value in vars(options).items()
-        if name in _OF_EVALUATE and value is not None
+        if name in _EVALUATE_ARGUMENTS and value is not None
     }
     envs: Any = options.env
     try:
-        before = None if options.compare is None else SuiteEvaluation.read(options.compare)
+        refuse_removed(["gpu_memory"] if options.gpu_memory is not None else [])
+        earlier = None if options.compare is None else SuiteEvaluation.read(options.compare)
         if envs.endswith(".toml"):
-            envs, arguments = read_suite(Path(envs))
-            refuse_gone(arguments)
-            refuse_unknown(options.env, arguments, _IN_FILES)
-            given = {**arguments, **given}
-        numbers = given.pop("episodes", None), given.get("seeds"), given.get("options")
-        episodes = num_episodes(*numbers)
-        if before is not None and given.get("seeds") is None:
-            raise ValueError("--compare compares episodes of equal seeds: give --seeds")
+            envs, file_arguments = read_suite(Path(envs))
+            refuse_removed(file_arguments)
+            refuse_unknown(options.env, file_arguments, _EVALUATE_ARGUMENTS)
+            arguments = {**file_arguments, **arguments}
+        if earlier is not None and arguments.get("seeds") is None:
+            raise ValueError("--compare needs episodes with equal seeds: give --seeds")
         if options.kwargs and is_suite(envs):
-            raise ValueError("--kwargs are for one env, and not for a suite")
-    except (OSError, ValueError, TypeError, ImportError) as error:
-        raise argparse.ArgumentError(None, str(error)) from error
-    if not is_suite(envs):
-        name = envs
-        envs = env_fn(name, options.kwargs)[0]
-        if before is not None or _OF_SUITES & given.keys():
-            envs = {name: Task(name, kwargs=options.kwargs)}
-    try:
-        tasks = {task.name for task in tasks_of(envs)} if is_suite(envs) else {""}
-        done = _recorded(given.get("record"), tasks, episodes)
-    except (OSError, ValueError, ImportError, gym.error.Error) as error:
+            raise ValueError("--kwargs is for one env, not for a suite")
+        if not is_suite(envs):
+            task = Task(envs, options.kwargs)
+            as_suite = earlier is not None or _SUITE_ARGUMENTS & arguments.keys()
+            envs = {envs: task} if as_suite else env_fn_of(task, "video_folder" in arguments)
+        if is_suite(envs):
+            tasks_of(envs)  # raises if a task is wrong
+    except (OSError, ValueError, TypeError, ImportError, gym.error.Error) as error:
         notes = getattr(error, "__notes__", ())
         raise argparse.ArgumentError(None, " ".join([str(error), *notes])) from error
     say = measuring.Progress(sys.stderr)
-    wanted = sys.stderr is not None and (options.progress or sys.stderr.isatty())
+    shows_progress = sys.stderr is not None and (options.progress or sys.stderr.isatty())
     try:
-        result = evaluate(
-            envs,
-            policy,
-            episodes,
-            progress=_counting(say, episodes * len(tasks), done) if wanted else False,
-            **given,
-        )
-    except (RecordError, BlockingIOError) as error:
-        raise argparse.ArgumentError(None, str(error)) from error
-    except (TypeError, ValueError) as error:
-        if not _is_of_policies(error):
+        progress = _progress_callback(say) if shows_progress else False
+        result = evaluate(envs, policy, progress=progress, **arguments)
+    except (TypeError, ValueError, BlockingIOError) as error:
+        raised_in = module_that_raised(error)
+        if not raised_in.startswith(_CHECKERS):
             raise
-        raise argparse.ArgumentError(None, f"--policy {options.policy}: {error}") from error
+        prefix = f"--policy {options.policy}: " * (raised_in == check_policy.__module__)
+        raise argparse.ArgumentError(None, f"{prefix}{error}") from error
     finally:
         say.done()
     print(result)
     write_json(options, {name: values.tolist() for name, values in result.columns().items()})
-    if before is not None:
+    if earlier is not None:
         try:
-            print(f"\n{before.compared_with(result)}")
-        except ValueError as error:  # they have no episode in common
+            print(f"\n{earlier.compared_with(result)}")
+        except ValueError as error:  # no episode has the same seed
             print(f"shmvec: {error}", file=sys.stderr)
             return 1
     return 0 if result.complete else 1
 
 
-def _seed(text: str) -> int:
-    """An argparse type: a first seed."""
-    value = int(text)
-    if not 0 <= value < 2**62:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and less than 2**62, got {text}")
-    return value
-
-
-def _retries(text: str) -> int:
-    """An argparse type: a number that may be 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
-    return value
-
-
-def _size(text: str) -> int:
-    """An argparse type: a number of bytes."""
-    try:
-        return parsed_bytes("it", text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _gone(text: str) -> None:
-    """An argparse type: none, of what there was."""
-    try:
-        refuse_gone(["gpu_memory"])
-    except TypeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _policy(name: str) -> Any:
-    """The policy of this name; a class is called."""
+def _load_policy(name: str) -> Any:
+    """The named policy; a class is called."""
     try:
         policy = find_policy(name)
     except ValueError as error:
         raise argparse.ArgumentError(None, str(error)) from error
     if isinstance(policy, type):  # a policy with a state
-        if not takes(policy):
-            message = f"--policy: the class {name} is called without arguments, and needs some"
+        if not can_be_called(policy):
+            message = f"--policy: the class {name} needs arguments: name a function instead"
             raise argparse.ArgumentError(None, message)
         policy = policy()
     if not callable(as_policy(policy)):
-        raise argparse.ArgumentError(None, f"--policy: what {name} makes cannot be called")
+        raise argparse.ArgumentError(None, f"--policy: an object of {name} cannot be called")
     return policy
 
 
-def _is_of_policies(error: Exception) -> bool:
-    """Whether an error says what is wrong with a policy, and is none from within it."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__") == check_policy.__module__
-
-
-def _recorded(record: Any, tasks: Collection[str], episodes: int) -> int:
-    """How many of the episodes a record has."""
-    if record is None or not Path(record).is_file():
-        return 0
-    recorded = recorded_episodes(read_lines(Path(record))[0])
-    return sum(each.task in tasks and each.number < episodes for each in recorded)
-
-
-def _counting(say: measuring.Progress, episodes: int, done: int) -> Callable[..., object]:
+def _progress_callback(say: measuring.Progress) -> Callable[..., object]:
     """A function that shows how many episodes are over, and the mean return of the new ones."""
     returns: list[float] = []
 
-    def count(episode: Episode, left_s: float) -> None:
-        nonlocal done
-        done += 1
+    def count(episode: Episode, done: int, episodes: int, left_s: float) -> None:
         text = f"{done} of {episodes} episodes"
         if not episode.failed:
             returns.append(episode.return_)

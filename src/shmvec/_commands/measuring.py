@@ -1,39 +1,36 @@
-"""Measures contenders fairly: they take turns, beside the limit of what can be reached.
+"""Measures contenders fairly: they take turns, and one of them is the limit.
 
-The limit is what free-running loops reach, one process a core, without any communication. They step
-envs as workers do, wrappers compiled: a vector env of Python envs cannot be faster on these cores.
+The limit is the speed of free-running loops, one process a core, without any communication. They
+step envs as workers do, wrappers compiled. A vector env of Python envs cannot be faster on these
+cores.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import platform
 import random
-import signal
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol, TextIO
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 
 import shmvec
 from shmvec._cores import usable_cores
-from shmvec._wrappers import compiled
+from shmvec._wrappers import compile_env
+from shmvec.exchange import Exchange
 
 __all__ = [
-    "BUSY",
+    "DOUBTFUL_SPREAD",
     "LIMIT",
-    "OVER",
-    "SIMPLER",
+    "MAX_SHARE_OF_LIMIT",
+    "MIN_SPEEDUP",
     "Compute",
     "Contender",
     "EnvFn",
@@ -42,37 +39,37 @@ __all__ = [
     "Result",
     "Slice",
     "Stepper",
-    "alternated",
-    "caution",
+    "alternate",
+    "busy_warning",
     "cells",
-    "described",
-    "line",
+    "describe_machine",
+    "table_line",
     "machine",
     "race",
     "simplest",
     "spread",
-    "turns",
-    "vector_env",
+    "turn_orders",
+    "vector_env_stepper",
 ]
 
 EnvFn = Callable[[], "gym.Env[Any, Any]"]
 
 LIMIT = "limit"  # the name of the limit among the contenders
-BUSY = 0.5  # a spread that makes figures doubtful
-OVER = 1.1  # share of the limit that only envs that sleep exceed
-SIMPLER = 1.03  # a setting must be this much faster than a simpler one to be preferred
+DOUBTFUL_SPREAD = 0.5  # figures with a larger one are doubtful
+MAX_SHARE_OF_LIMIT = 1.1  # only envs that sleep exceed it
+MIN_SPEEDUP = 1.03  # a setting is preferred to a simpler one that it beats by this factor
 
 _WARM_UP_S = 0.1
 _ROUNDS = 7
-_TURN_S = 0.05  # so short that what disturbs a shared machine disturbs all contenders alike
-_LOOK_S = 0.001  # of the limit's steps between two looks at the clock, at least
-_CHUNK_S = 0.02  # of steps, after which the ends of episodes are counted outside the clock
-_TO_CLOSE_S = 2.0  # for envs of the limit's processes
+_TURN_S = 0.05  # so short that other programs disturb all contenders alike
+_CLOCK_INTERVAL_S = 0.001  # of the limit's steps between two looks at the clock, at least
+_CHUNK_S = 0.02  # after a chunk of steps the ends of episodes are counted, outside the clock
+_CLOSE_TIMEOUT_S = 2.0  # for envs of the limit
 _ACTION_BATCHES = 16  # sampled beforehand, so that sampling is not measured
 
 
 class Slice(NamedTuple):
-    """One contender's turn, its turns of a round together, or medians over rounds.
+    """The figures of a turn, of all turns of a round, or medians over rounds.
 
     Attributes:
         batch_us: Mean time of a batch step, with the parent's computation after it.
@@ -116,12 +113,12 @@ class Result:
         return spread([one.batch_us for one in self.slices])
 
     def ratio(self, reference: Result, figure: str = "steps_per_s") -> float:
-        """The median of the rounds' ratios of a figure: what disturbs a whole round cancels."""
+        """The median of the rounds' ratios of a figure, in which disturbances cancel."""
         rounds = zip(self.slices, reference.slices, strict=True)
         return float(np.median([getattr(a, figure) / getattr(b, figure) for a, b in rounds]))
 
     def figures(self, limit: Result) -> dict[str, float]:
-        """The figures that all tables have, by their names in JSON; see :func:`cells`."""
+        """The figures of all tables, by their names in JSON; see :func:`cells`."""
         return {
             "batch_us": self.median.batch_us,
             "spread": self.spread,
@@ -131,12 +128,12 @@ class Result:
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
-    """Batch step in µs, spread, steps/s and share of the limit; nothing where a row has none."""
+    """Batch step in µs, spread, steps/s and share of the limit; "" for those that a row lacks."""
     formats = {"batch_us": ",.1f", "spread": ".0%", "steps_per_s": ",.0f", "share_of_limit": ".2f"}
-    return [format(row[name], how) if name in row else "" for name, how in formats.items()]
+    return [format(row[name], spec) if name in row else "" for name, spec in formats.items()]
 
 
-def line(*cells: object) -> str:
+def table_line(*cells: object) -> str:
     """A line of a Markdown table."""
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -146,10 +143,10 @@ def spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / statistics.median(values)
 
 
-def caution(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What to say of rows of a table whose spread makes them doubtful: a line, or none."""
+def busy_warning(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """A line, if the spread of a row makes the figures doubtful; else none."""
     widest = max((row.get("spread", 0.0) for row in rows), default=0.0)
-    if widest > BUSY:
+    if widest > DOUBTFUL_SPREAD:
         yield (
             f"The machine was busy (spread {widest:.0%}): repeat this, "
             "or see what `python -m shmvec doctor` says."
@@ -158,16 +155,16 @@ def caution(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def simplest(rows: Iterable[Mapping[str, Any]], factor: float) -> Any:
     """The first row that none beats by more than ``factor``; rows are ordered simplest first."""
-    known = list(rows)
-    fastest = max(row["steps_per_s"] for row in known)
-    return next(row for row in known if factor * row["steps_per_s"] >= fastest)
+    candidates = list(rows)
+    fastest = max(row["steps_per_s"] for row in candidates)
+    return next(row for row in candidates if factor * row["steps_per_s"] >= fastest)
 
 
-def turns(names: Iterable[Any], rounds: int) -> Iterator[list[Any]]:
+def turn_orders(names: Iterable[Any], rounds: int) -> Iterator[list[Any]]:
     """The order of the contenders in each round.
 
-    It changes from round to round, so that none always follows another, and is the same in each
-    race.
+    It changes from round to round, so that none always follows the same one. It is the same in
+    each race.
     """
     everyone = list(names)
     for number in range(rounds):
@@ -188,16 +185,13 @@ def race(
 
     Args:
         contenders: The function that starts each contender, by its name.
-        seconds: How long each runs, in all.
-        rounds: The number of rounds, in each of which they alternate; see :func:`alternated`.
+        seconds: As for :func:`alternate`.
+        rounds: Likewise.
         limit: Functions that make the envs of the limit, which takes part as LIMIT.
-        left_out: A dict that gets the names of contenders that are not installed, and why. None:
-            that is an error.
-        say: Called with a text on what is being done.
+        left_out: Gets the names of contenders that are not installed, and why. None: a missing one
+            is an error.
+        say: Called with a progress text.
         started: Called with all contenders before their first turn.
-
-    Returns:
-        The result of each contender that took part, by its name, the limit first.
     """
     starts = dict(contenders)
     if limit:
@@ -215,10 +209,10 @@ def race(
         started(running)
         for contender in running.values():
             contender.run(_WARM_UP_S)
-        return alternated(running, seconds, rounds, say)
+        return alternate(running, seconds, rounds, say)
 
 
-def alternated(
+def alternate(
     running: Mapping[Any, Contender],
     seconds: float,
     rounds: int,
@@ -226,54 +220,49 @@ def alternated(
 ) -> dict[Any, Result]:
     """Lets contenders take turns of 50 ms, and sums up the turns of each round.
 
-    Turns are short, so that what disturbs the machine disturbs all contenders of a round; sums, so
-    that what is slow and happens in each round, such as a reset, counts as often as it happens.
-
-    Args:
-        running: The contenders, by name.
-        seconds: How long each runs, in all.
-        rounds: The number of rounds.
-        say: Called with a text on what is being done.
+    Turns are short, so that other programs disturb all contenders of a round. They are summed, so
+    that a slow event such as a reset counts as often as it happens. Each contender runs for
+    ``seconds`` in all, divided among the rounds.
     """
-    found: dict[Any, list[Slice]] = {name: [] for name in running}
+    slices_of: dict[Any, list[Slice]] = {name: [] for name in running}
     share = seconds / rounds
     turn = min(_TURN_S, share)
-    for number, order in enumerate(turns(running, rounds), 1):
+    for number, order in enumerate(turn_orders(running, rounds), 1):
         say(f"round {number} of {rounds}")
         parts: dict[Any, list[tuple[float, Slice]]] = {name: [] for name in running}
-        while due := [name for name in order if _taken(parts[name]) < share - turn / 2]:
+        while due := [name for name in order if _total_time(parts[name]) < share - turn / 2]:
             for name in due:
                 begin = time.perf_counter()
-                one = running[name].run(turn)
-                parts[name].append((time.perf_counter() - begin, one))
-        for name, its in parts.items():
-            found[name].append(_together(its))
-    return {name: Result(slices) for name, slices in found.items()}
+                result = running[name].run(turn)
+                parts[name].append((time.perf_counter() - begin, result))
+        for name, turns in parts.items():
+            slices_of[name].append(_merge(turns))
+    return {name: Result(slices) for name, slices in slices_of.items()}
 
 
-def _taken(parts: Sequence[tuple[float, Slice]]) -> float:
-    return sum(taken for taken, _ in parts)
+def _total_time(parts: Sequence[tuple[float, Slice]]) -> float:
+    return sum(duration for duration, _ in parts)
 
 
-def _together(parts: Sequence[tuple[float, Slice]]) -> Slice:
-    """Turns, each with the time it has taken, as one."""
-    batches = [taken / one.batch_us for taken, one in parts]
-    steps = sum(taken * one.steps_per_s for taken, one in parts)
-    computed = sum(many * one.compute_us for many, (_, one) in zip(batches, parts, strict=True))
-    taken = _taken(parts)
-    return Slice(taken / sum(batches), steps / taken, computed / sum(batches))
+def _merge(parts: Sequence[tuple[float, Slice]]) -> Slice:
+    """Merges turns, each with its duration, into one slice."""
+    batches = [duration / turn.batch_us for duration, turn in parts]
+    steps = sum(duration * turn.steps_per_s for duration, turn in parts)
+    computed = sum(count * turn.compute_us for count, (_, turn) in zip(batches, parts, strict=True))
+    seconds = _total_time(parts)
+    return Slice(seconds / sum(batches), steps / seconds, computed / sum(batches))
 
 
 class Compute:
     """A fixed amount of work for the parent, which takes about ``us`` µs when undisturbed."""
 
     def __init__(self, us: float) -> None:
-        """Finds the number of iterations of a loop that takes so long."""
+        """Finds how many iterations of a loop take so long."""
         self._iterations = 1000
         self._iterations = max(1, int(1000 * us / min(self() for _ in range(200))))
 
     def __call__(self) -> float:
-        """Does the work; returns how long it took, in µs."""
+        """Does the work; returns its duration in µs."""
         start = time.perf_counter_ns()
         for _ in range(self._iterations):
             pass
@@ -295,9 +284,10 @@ class Stepper:
         """Samples actions.
 
         Args:
-            step: Makes a batch step with actions. Returns None if every env has made a step. Else
-                it returns terminations and truncations, whose envs are reset by their next step,
-                which does not count; and, if not all envs were stepped, which were.
+            step: Makes a batch step with actions. It returns None if every env has made a step.
+                Otherwise it returns terminations and truncations, after which the next step of an
+                env is a reset and does not count; and the indices of the stepped envs, unless all
+                were.
             sample: Samples actions for a batch step.
             num_envs: Number of envs.
             compute: The parent's work between steps.
@@ -307,7 +297,7 @@ class Stepper:
         self.step = step
         self._compute = compute
         self._actions = [sample() for _ in range(_ACTION_BATCHES)]
-        self._over = np.zeros(num_envs, bool)
+        self._episode_over = np.zeros(num_envs, bool)
         self._chunk = 1
 
     def run(self, seconds: float) -> Slice:
@@ -325,22 +315,22 @@ class Stepper:
             taken = time.perf_counter() - start
             elapsed += taken
             batches += self._chunk
-            steps += sum(map(self._count, ends))
+            steps += sum(map(self._count_steps, ends))
             self._chunk = max(1, min(10_000, int(self._chunk * _CHUNK_S / taken)))
         return Slice(1e6 * elapsed / batches, steps / elapsed, computed / batches)
 
-    def _count(self, ends: tuple[Any, ...] | None) -> int:
-        """The number of env steps in a batch step, from what ``step`` has returned."""
+    def _count_steps(self, ends: tuple[Any, ...] | None) -> int:
+        """The number of env steps in a batch step, from the result of ``step``."""
         if ends is None:
-            return len(self._over)
-        terminations, truncations, *some = ends
-        which = some[0] if some else slice(None)
-        resets = np.count_nonzero(self._over[which])
-        self._over[which] = terminations | truncations
+            return len(self._episode_over)
+        terminations, truncations, *indices = ends
+        rows = indices[0] if indices else slice(None)
+        resets = np.count_nonzero(self._episode_over[rows])
+        self._episode_over[rows] = terminations | truncations
         return len(terminations) - int(resets)
 
 
-def vector_env(
+def vector_env_stepper(
     make: Callable[[], VectorEnv[Any, Any, Any]], compute: Compute | None = None
 ) -> Stepper:
     """Makes and resets a vector env; the contender steps it with random actions."""
@@ -356,84 +346,77 @@ def vector_env(
 
 
 class Limit:
-    """Free-running loops, one process a core: what no vector env can exceed on these cores."""
+    """Free-running loops, one process a core; no vector env is faster on these cores.
 
-    def __init__(self, makes: Sequence[EnvFn], cores: int) -> None:
-        """Starts the processes.
+    Attributes:
+        exchange: Its workers run the loops.
+    """
 
-        Args:
-            makes: Make the envs that each process steps alternately.
-            cores: Number of processes.
-        """
-        context = multiprocessing.get_context("spawn")
-        packed = cloudpickle.dumps(list(makes))
-        resource_tracker.ensure_running()  # its start would admit signals again
-        self._pipes, self._processes = [], []
-        for _ in range(cores):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_free_run, args=(packed, theirs), daemon=True)
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:  # Ctrl-C is for the program, which ends the process
-                process.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
-            self._pipes.append(mine)
-            self._processes.append(process)
+    def __init__(self, env_fns: Sequence[EnvFn], cores: int) -> None:
+        """Starts a process for each core, which steps an env of each of ``env_fns`` alternately."""
+        self.exchange = Exchange(
+            [partial(_FreeRunningEnv, list(env_fns))] * cores,
+            name="the limit",
+            num_workers=cores,
+            wait_policy="park",  # spinning would take a core from the loops
+            hang_warning_s=0,
+        )
 
     def run(self, seconds: float) -> Slice:
-        """Runs all processes at once; adds up their steps a second. A batch is one step."""
-        for pipe in self._pipes:
-            pipe.send(seconds)
-        rate = sum(pipe.recv() for pipe in self._pipes)
+        """Runs all processes at once, and adds up their steps a second; a batch is one step."""
+        rate = sum(self.exchange.call("run", (seconds,)))
         return Slice(1e6 / rate, rate)
 
     def close(self) -> None:
         """Ends the processes."""
-        for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # it has ended with an error already
-                pipe.send(None)
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
-            process.join(_TO_CLOSE_S)
-            process.kill()  # its env hangs, or it has ended
-            process.join()
-            pipe.close()
+        self.exchange.close(_CLOSE_TIMEOUT_S)
 
 
-def _free_run(packed: bytes, pipe: Connection) -> None:
-    """Steps envs for as many seconds as each message says; answers with the steps a second."""
-    envs = [make() for make in cloudpickle.loads(packed)]
-    envs[0].action_space.seed(0)
-    actions = [envs[0].action_space.sample() for _ in range(64)]
-    steppers = [compiled(env) for env in envs]  # as workers step them
-    calls = [(number % len(envs), action) for number, action in enumerate(actions)]
-    for env in envs:
-        env.reset(seed=0)
-    place, many = 0, 1
-    while (seconds := pipe.recv()) is not None:
-        steps = 0
+class _FreeRunningEnv(gym.Env[Any, Any]):
+    """Its method ``run`` steps other envs alternately, as a worker steps them."""
+
+    observation_space = action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, env_fns: Sequence[EnvFn]) -> None:
+        self._envs = envs = [make() for make in env_fns]
+        envs[0].action_space.seed(0)
+        actions = [envs[0].action_space.sample() for _ in range(64)]
+        self._calls = [(number % len(envs), action) for number, action in enumerate(actions)]
+        self._steppers = [compile_env(env) for env in envs]
+        for env in envs:
+            env.reset(seed=0)
+        self._position, self._chunk = 0, 1
+
+    def run(self, seconds: float) -> float:
+        """Steps for at least so many seconds; returns the steps a second."""
+        envs, steppers, calls = self._envs, self._steppers, self._calls
+        position, chunk, steps = self._position, self._chunk, 0
         start = now = time.perf_counter()
         while now - start < seconds:
-            some, before = calls[place : place + many], now
+            some, before = calls[position : position + chunk], now
             for env, action in some:
                 _, _, terminated, truncated, _ = steppers[env].step(action)
                 if terminated or truncated:
                     envs[env].reset()
             steps += len(some)
-            place = (place + len(some)) % len(calls)
+            position = (position + len(some)) % len(calls)
             now = time.perf_counter()
-            if now - before < _LOOK_S:
-                many = min(2 * many, len(calls))
-        pipe.send(steps / (now - start))
-    for env in envs:
-        env.close()
+            if now - before < _CLOCK_INTERVAL_S:
+                chunk = min(2 * chunk, len(calls))
+        self._position, self._chunk = position, chunk
+        return steps / (now - start)
+
+    def close(self) -> None:
+        """Closes the envs."""
+        for env in self._envs:
+            env.close()
 
 
 class Progress:
-    """A progress line: rewritten on a terminal, elsewhere printed only at milestones."""
+    """A progress line: rewritten on a terminal, printed elsewhere, but only at milestones."""
 
     def __init__(self, stream: TextIO | None, title: str = "") -> None:
-        """Begins a task named ``title``; where there is no terminal the title is printed."""
+        """Begins a task; without a terminal its title is printed at once."""
         self._stream = stream
         self._on_terminal = stream is not None and stream.isatty()
         self._title = f"{title}: " if title else ""
@@ -458,7 +441,7 @@ class Progress:
 
 
 def machine() -> dict[str, Any]:
-    """The circumstances of a measurement: processor, cores and versions."""
+    """Facts that a measurement depends on: processor, cores and versions."""
     return {
         "cpu": _cpu_model(),
         "usable_cores": usable_cores(),
@@ -470,7 +453,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def described(machine: Mapping[str, Any]) -> str:
+def describe_machine(machine: Mapping[str, Any]) -> str:
     """The result of :func:`machine` as a line."""
     return (
         f"{machine['cpu']}, {machine['usable_cores']} usable cores, Python {machine['python']}, "
@@ -480,7 +463,7 @@ def described(machine: Mapping[str, Any]) -> str:
 
 def _cpu_model() -> str:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        for table_line in lines:
+            if table_line.startswith("model name"):
+                return table_line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()

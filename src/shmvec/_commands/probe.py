@@ -1,8 +1,8 @@
-"""Runs envs for the check command, in a worker: digests of their results, and their side effects.
+"""``Probe``: runs envs in a worker for the check command, and notes their side effects.
 
-The check command runs a :class:`Probe` in each worker of an Exchange, in place of an env. When it
-is called it makes, resets and steps one env or several, and returns digests of their results, so
-that processes can be compared bit for bit without sending frames.
+The check command has a :class:`Probe` in each worker of an Exchange, in place of an env. Its
+methods make, reset and step one env or several, and return digests of the results. So processes can
+be compared bit for bit without sending frames.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from shmvec._memory.layout import unshareable_part
+from shmvec._memory.layout import find_unshareable_part
 from shmvec._pickling import dumps
 from shmvec._processes.preloading import num_threads
-from shmvec._processes.worker_process import child_status
+from shmvec._processes.worker_process import reap_child
 
-__all__ = ["PARTS", "Event", "Facts", "Probe", "Raised", "resident_bytes", "seed_of"]
+__all__ = ["RESULT_PARTS", "EnvFailure", "Event", "Facts", "Probe", "resident_bytes", "seed_of"]
 
-PARTS = ("observations", "rewards", "ends", "infos", "frames")
+RESULT_PARTS = ("observations", "rewards", "ends", "infos", "frames")
 
-# Digests of one reset or step, one for each of PARTS; None where there is no frame.
+# A digest for each of RESULT_PARTS, of a reset or step; None if there is no frame.
 Event = tuple[bytes | None, ...]
 
 _NUM_SEEDS = 2
 _FIRST_SEED = 20_000
 _NUM_ACTIONS = 64
-_NEVER_RENDERED = (None, "human")
+_MODES_WITHOUT_FRAMES = (None, "human")
 
 
 def seed_of(env: int) -> int:
-    """The seed of an env; there are two, so that two envs alone are enough to compare with."""
+    """The seed of an env. There are two, so only two envs need to be run alone."""
     return _FIRST_SEED + env % _NUM_SEEDS
 
 
 @dataclass(frozen=True)
-class Raised:
+class EnvFailure:
     """An exception of an env.
 
     Attributes:
         env: The number of the env.
-        moment: The call that raised it, in words.
+        moment: A description of the call that raised it.
         text: The exception, and the line that raised it.
     """
 
@@ -69,23 +69,24 @@ class Raised:
 
 @dataclass
 class Facts:
-    """Observations of a probe on its envs.
+    """A probe's observations on its envs.
 
     Attributes:
         spaces: Faults of spaces.
-        cast: An observation's dtype and its space's, if it has to be cast; "" if none has to.
+        cast: Dtypes of an observation that has to be cast, and of its space; "" if there is none.
         needs_pickle: The part of observations that does not fit into shared memory; "" if all do.
         infos: Keys of infos that cannot be sent to another process, and why.
         generators: Global random generators that resets and steps have used.
-        generators_built: Global random generators that making an env has used.
+        generators_of_build: Global random generators that making an env has used.
         buffers: How an env reuses memory that it has returned; "" if it does not.
-        shared_buffers: Whether an env has changed a result of another one of this process.
-        threads: Names of Python's threads that envs have started.
+        shared_buffers: Whether an env has changed a result of another env of this process.
+        threads: Names of the Python threads that envs have started.
         native_threads: Number of other threads that they have started.
         files: Files that were open before, and whose offsets the envs have moved.
-        reset_us: Time of each reset.
-        step_us: Time of each step.
-        render_us: Time of each frame.
+        build_s: Duration and CPU time of making each env.
+        reset_us: Duration of each reset.
+        step_us: Duration of each step.
+        render_us: Duration of each frame.
         resident: Bytes of memory in use.
         render_mode: The render mode of the first env.
     """
@@ -95,12 +96,13 @@ class Facts:
     needs_pickle: str = ""
     infos: dict[str, str] = field(default_factory=dict)
     generators: list[str] = field(default_factory=list)
-    generators_built: list[str] = field(default_factory=list)
+    generators_of_build: list[str] = field(default_factory=list)
     buffers: str = ""
     shared_buffers: bool = False
     threads: list[str] = field(default_factory=list)
     native_threads: int = 0
     files: list[str] = field(default_factory=list)
+    build_s: list[tuple[float, float]] = field(default_factory=list)
     reset_us: list[float] = field(default_factory=list)
     step_us: list[float] = field(default_factory=list)
     render_us: list[float] = field(default_factory=list)
@@ -113,169 +115,164 @@ class Facts:
             self.spaces.append(text)
 
 
-class _Subject:
-    """One env of the probe, with its actions and its last observation."""
+class _ProbedEnv:
+    """An env of the probe, with its actions and its last observation."""
 
     def __init__(self, number: int, env: Any) -> None:
         self.number = number
         self.env = env
-        self.spaces = _kept((env.observation_space, env.action_space))
+        self.spaces = _copy_spaces((env.observation_space, env.action_space))
         self.actions = _actions(env.action_space, seed_of(number))
         self.num_steps = 0
-        self.over = False
-        self.last: Any = None
-        self.digest = b""
+        self.episode_over = False
+        self.last_observation: Any = None
+        self.last_digest = b""
 
 
 class Probe(gym.Env[Any, Any]):
-    """An env that makes and steps other envs when it is called, and catches their exceptions."""
+    """An env whose methods make and step other envs, and catch their exceptions."""
 
     observation_space = gym.spaces.Discrete(2)
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], numbers: Sequence[int]) -> None:
-        """Prepares; no env is made yet.
-
-        Args:
-            env_fns: Each makes one env; the envs take turns at them, by their numbers.
-            numbers: A number for each env of this process; its seed follows from it.
-        """
+        """Envs take turns at the functions by their numbers, which determine their seeds, too."""
         self._env_fns = env_fns
         self._numbers = numbers
-        self._subjects: list[_Subject] = []
+        self._envs: list[_ProbedEnv] = []
         self._facts = Facts()
 
-    def build(self) -> Raised | None:
+    def build(self) -> EnvFailure | None:
         """Makes the envs; returns the exception of the first one that fails."""
-        self._threads = set(threading.enumerate())
-        self._tasks = num_threads()
-        self._offsets = _offsets()
-        before = _generators()
+        self._threads_before = set(threading.enumerate())
+        self._num_threads_before = num_threads()
+        self._file_offsets = _file_offsets()
+        states = _generator_states()
         for number in self._numbers:
             try:
                 env_fn = self._env_fns[number % len(self._env_fns)]
-                self._subjects.append(_Subject(number, env_fn()))
+                start, cpu_start = time.perf_counter(), time.process_time()
+                env = env_fn()
+                duration = time.perf_counter() - start, time.process_time() - cpu_start
+                self._facts.build_s.append(duration)
+                self._envs.append(_ProbedEnv(number, env))
             except Exception as error:
-                return _raised(number, "being made", error)
-        self._facts.generators_built = _changed(before)
-        self._before = _generators()
-        first = self._subjects[0].env
+                return _failure_of(number, "being made", error)
+        self._facts.generators_of_build = _changed_generators(states)
+        self._states_before = _generator_states()
+        first = self._envs[0].env
         self._facts.render_mode = getattr(first, "render_mode", None)
         for name in ("observation_space", "action_space"):
             space = getattr(first, name)
-            if any(getattr(subject.env, name) != space for subject in self._subjects):
+            if any(getattr(probed.env, name) != space for probed in self._envs):
                 self._facts.note_space(f"the {name} of two envs differs")
-        unshareable = unshareable_part(first.observation_space, "the observation space")
+        unshareable = find_unshareable_part(first.observation_space, "the observation space")
         if unshareable is not None:
             part, path = unshareable
             self._facts.needs_pickle = f"{path} is of type {type(part).__name__}"
         return None
 
-    def advance(self, moment: str) -> list[Event] | Raised:
-        """Resets the envs, or steps each once ("step"); returns digests of the results.
+    def advance(self, moment: str) -> list[Event] | EnvFailure:
+        """Resets or steps each env once; returns digests of the results.
 
-        The moments of resets are "reset", and "reset with another seed". An env whose episode is
-        over is reset in place of the step.
+        Args:
+            moment: "step", "reset" or "reset with another seed". An env whose episode is over is
+                reset in place of a step.
         """
         events = []
-        for subject in self._subjects:
+        for probed in self._envs:
             try:
-                events.append(self._moved(subject, moment))
+                events.append(self._advance_one(probed, moment))
             except Exception as error:
-                return _raised(subject.number, f"its {moment}", error)
-        for subject in self._subjects:
-            if _digest(subject.last) != subject.digest:
+                return _failure_of(probed.number, f"its {moment}", error)
+        for probed in self._envs:
+            if _digest(probed.last_observation) != probed.last_digest:
                 self._facts.shared_buffers = True
         frames: list[bytes | None] = []
-        for subject in self._subjects:  # only now: the others may have drawn meanwhile
+        for probed in self._envs:  # all are stepped first, since one may draw into another's frame
             try:
-                frames.append(self._frame(subject.env))
+                frames.append(self._frame(probed.env))
             except Exception as error:
-                return _raised(subject.number, "its render", error)
+                return _failure_of(probed.number, "its render", error)
         return [(*event, frame) for event, frame in zip(events, frames, strict=True)]
 
     def _frame(self, env: Any) -> bytes | None:
-        if getattr(env, "render_mode", None) in _NEVER_RENDERED:
+        if getattr(env, "render_mode", None) in _MODES_WITHOUT_FRAMES:
             return None
         start = time.perf_counter()
         frame = env.render()
         self._facts.render_us.append(1e6 * (time.perf_counter() - start))
         return _digest(frame)
 
-    def _moved(self, subject: _Subject, moment: str) -> Event:
-        env, before = subject.env, (subject.last, subject.digest)
+    def _advance_one(self, probed: _ProbedEnv, moment: str) -> Event:
+        env, previous = probed.env, (probed.last_observation, probed.last_digest)
         start = time.perf_counter()
         seeded = moment != "step"
-        if seeded or subject.over:
-            number = subject.number + (moment != "reset")
+        if seeded or probed.episode_over:
+            number = probed.number + (moment != "reset")
             seed = {"seed": seed_of(number)} if seeded else {}
             observation, info = env.reset(**seed)
             self._facts.reset_us.append(1e6 * (time.perf_counter() - start))
             reward, terminated, truncated = 0.0, False, False
             if seeded:
-                subject.num_steps = 0
+                probed.num_steps = 0
         else:
-            action = subject.actions[subject.num_steps % _NUM_ACTIONS]
-            subject.num_steps += 1
+            action = probed.actions[probed.num_steps % _NUM_ACTIONS]
+            probed.num_steps += 1
             observation, reward, terminated, truncated, info = env.step(action)
             self._facts.step_us.append(1e6 * (time.perf_counter() - start))
         ends = [bool(terminated), bool(truncated)]
-        subject.over = any(ends)
-        subject.last, subject.digest = observation, _digest(observation)
-        if seeded and before[0] is not None:
-            before = (None, b"")
-        self._look(subject, observation, info, before)
-        return subject.digest, _digest(reward), _digest(ends), _digest(info)
+        probed.episode_over = any(ends)
+        probed.last_observation, probed.last_digest = observation, _digest(observation)
+        if seeded and previous[0] is not None:
+            previous = (None, b"")
+        self._note_faults(probed, observation, info, previous)
+        return probed.last_digest, _digest(reward), _digest(ends), _digest(info)
 
-    def _look(
-        self, subject: _Subject, observation: Any, info: Any, before: tuple[Any, bytes]
+    def _note_faults(
+        self, probed: _ProbedEnv, observation: Any, info: Any, previous: tuple[Any, bytes]
     ) -> None:
-        """Notes faults of an observation and its info; ``before``: the last one and its digest."""
-        facts, space = self._facts, subject.env.observation_space
-        for name, kept in zip(("observation_space", "action_space"), subject.spaces, strict=True):
-            if kept is not None and getattr(subject.env, name) != kept:
-                facts.note_space(f"the {name} has become another one, {_short(space)}")
-        if not _contained(space, observation):
-            cast = _cast(space, observation)
-            if cast is not None and _contained(space, cast):
+        """Notes faults of results; ``previous``: the last observation and its digest."""
+        facts, space = self._facts, probed.env.observation_space
+        names = "observation_space", "action_space"
+        for name, original in zip(names, probed.spaces, strict=True):
+            if original is not None and getattr(probed.env, name) != original:
+                facts.note_space(f"the {name} has become another one, {_shorten(space)}")
+        if not _contains(space, observation):
+            cast = _cast_to_space(space, observation)
+            if cast is not None and _contains(space, cast):
                 facts.cast = facts.cast or f"{np.asarray(observation).dtype} for {space.dtype}"
             else:
-                facts.note_space(f"an observation is not in its space: {_short(observation)}")
-        if before[0] is not None and not facts.buffers:
-            if _digest(before[0]) != before[1]:
+                facts.note_space(f"an observation is not in its space: {_shorten(observation)}")
+        if previous[0] is not None and not facts.buffers:
+            if _digest(previous[0]) != previous[1]:
                 facts.buffers = "a step changes the observation that the one before has returned"
-            elif _overlap(before[0], observation):
+            elif _share_memory(previous[0], observation):
                 facts.buffers = "two steps return the same memory"
-        for key, why in _stuck(info):
+        for key, why in _unpicklable_entries(info):
             facts.infos.setdefault(key, why)
 
     def facts(self) -> Facts:
-        """All that was noticed until now."""
         facts = self._facts
-        facts.generators = _changed(self._before)
-        new = [thread for thread in threading.enumerate() if thread not in self._threads]
-        facts.threads = [thread.name for thread in new]
-        facts.native_threads = max(0, num_threads() - self._tasks - len(new))
-        now = _offsets()
-        moved = [file for file, offset in self._offsets.items() if now.get(file, offset) != offset]
-        facts.files = [name for _, name in moved]
+        facts.generators = _changed_generators(self._states_before)
+        new_threads = [each for each in threading.enumerate() if each not in self._threads_before]
+        facts.threads = [thread.name for thread in new_threads]
+        facts.native_threads = max(0, num_threads() - self._num_threads_before - len(new_threads))
+        now, before = _file_offsets(), self._file_offsets
+        facts.files = [file[1] for file in before if now.get(file, before[file]) != before[file]]
         facts.resident = resident_bytes()
         return facts
 
     def fork(self, seconds: float) -> str:
-        """Forks this process, as a program that has made an env may, and steps an env there.
-
-        Returns:
-            The failure in the fork; "" if there was none.
-        """
+        """Forks this process, and steps an env in the fork; returns the failure, or ""."""
         reader, writer = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of threads: whether they matter is tested here
+            warnings.simplefilter("ignore")  # of threads, whose effect is tested here
             pid = os.fork()
         if pid == 0:
             try:
                 os.close(reader)
-                os.write(writer, self._in_fork().encode()[:4000] or b"\0")
+                os.write(writer, self._step_in_fork().encode()[:4000] or b"\0")
             finally:
                 os._exit(0)
         os.close(writer)
@@ -287,45 +284,45 @@ class Probe(gym.Env[Any, Any]):
         finally:
             os.close(reader)
             os.kill(pid, signal.SIGKILL)
-            child_status(pid)
+            reap_child(pid)
 
-    def _in_fork(self) -> str:
+    def _step_in_fork(self) -> str:
         other = Probe(self._env_fns, [self._numbers[0] + 1])
-        failed = other.build()
+        failure = other.build()
         for moment in ("reset", "step", "step", "step"):
-            if failed is None:
-                found = other.advance(moment)
-                failed = found if isinstance(found, Raised) else None
-        return "" if failed is None else f"raises at {failed.moment}: {failed.text}"
+            if failure is None:
+                result = other.advance(moment)
+                failure = result if isinstance(result, EnvFailure) else None
+        return "" if failure is None else f"raises at {failure.moment}: {failure.text}"
 
-    def finish(self) -> Raised | None:
+    def finish(self) -> EnvFailure | None:
         """Closes the envs; returns the exception of the first one that fails."""
-        for subject in self._subjects:
+        for probed in self._envs:
             try:
-                subject.env.close()
+                probed.env.close()
             except Exception as error:
-                return _raised(subject.number, "its close", error)
+                return _failure_of(probed.number, "its close", error)
         return None
 
 
-def _raised(env: int, moment: str, error: Exception) -> Raised:
-    """Describes an exception of an env, with the line that raised it unless that is here."""
+def _failure_of(env: int, moment: str, error: Exception) -> EnvFailure:
+    """Describes an exception of an env, with the line of the env that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if frame.filename != __file__]
-    where = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
+    env_frames = [frame for frame in frames if frame.filename != __file__]
+    where = f" ({Path(env_frames[-1].filename).name}:{env_frames[-1].lineno})" if env_frames else ""
     text = " ".join(str(error).split())
-    return Raised(env, moment, f"{type(error).__name__}: {text[:200]}{where}")
+    return EnvFailure(env, moment, f"{type(error).__name__}: {text[:200]}{where}")
 
 
 def _actions(space: gym.Space[Any], seed: int) -> list[Any]:
-    """Actions that depend on the seed alone; a copy of the space is sampled where possible."""
-    space = _kept((space,))[0] or space
+    """Actions that depend on the seed alone, of a copy of the space where possible."""
+    space = _copy_spaces((space,))[0] or space
     space.seed(seed)
     return [space.sample() for _ in range(_NUM_ACTIONS)]
 
 
-def _kept(spaces: Sequence[gym.Space[Any]]) -> list[gym.Space[Any] | None]:
-    """Copies of spaces; None of one that cannot be copied."""
+def _copy_spaces(spaces: Sequence[gym.Space[Any]]) -> list[gym.Space[Any] | None]:
+    """Copies of spaces; None for one that cannot be copied."""
     copies: list[gym.Space[Any] | None] = []
     for space in spaces:
         try:
@@ -335,23 +332,23 @@ def _kept(spaces: Sequence[gym.Space[Any]]) -> list[gym.Space[Any] | None]:
     return copies
 
 
-def _generators() -> dict[str, bytes]:
-    """The states of the global random generators of the libraries that are loaded."""
+def _generator_states() -> dict[str, bytes]:
+    """Digests of the states of global random generators, by their names."""
     states: dict[str, Any] = {"random": random.getstate(), "numpy.random": np.random.get_state()}
     if "torch" in sys.modules:
         states["torch"] = sys.modules["torch"].get_rng_state().numpy()
     return {name: _digest(state) for name, state in states.items()}
 
 
-def _changed(before: dict[str, bytes]) -> list[str]:
-    return [name for name, state in _generators().items() if before.get(name, state) != state]
+def _changed_generators(before: dict[str, bytes]) -> list[str]:
+    return [name for name, state in _generator_states().items() if before.get(name, state) != state]
 
 
-def _offsets() -> dict[tuple[int, str], int]:
-    """Offsets of the open files that can be read, by descriptor and name."""
+def _file_offsets() -> dict[tuple[int, str], int]:
+    """Offsets of readable open files, by descriptor and name."""
     offsets: dict[tuple[int, str], int] = {}
     for descriptor in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):  # it was that of the folder itself
+        with suppress(OSError):  # the descriptor of the folder is closed by now
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
             readable = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_APPEND
             if descriptor > 2 and readable and stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -360,7 +357,7 @@ def _offsets() -> dict[tuple[int, str], int]:
     return offsets
 
 
-def _contained(space: gym.Space[Any], value: Any) -> bool:
+def _contains(space: gym.Space[Any], value: Any) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -369,8 +366,8 @@ def _contained(space: gym.Space[Any], value: Any) -> bool:
             return False
 
 
-def _cast(space: gym.Space[Any], value: Any) -> Any:
-    """The value in the space's dtype, as a vector env casts it; None if it would refuse."""
+def _cast_to_space(space: gym.Space[Any], value: Any) -> Any:
+    """The value, cast to the space's dtype as by vector envs; None if they refuse it."""
     if not isinstance(space, gym.spaces.Box):
         return None
     try:
@@ -390,8 +387,8 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _overlap(one: Any, other: Any) -> bool:
-    """Whether arrays of both, in the same place, share memory that may be written."""
+def _share_memory(one: Any, other: Any) -> bool:
+    """Whether arrays at the same place of both values share writable memory."""
     return any(
         isinstance(a, np.ndarray)
         and isinstance(b, np.ndarray)
@@ -401,8 +398,8 @@ def _overlap(one: Any, other: Any) -> bool:
     )
 
 
-def _stuck(info: Any) -> Iterator[tuple[str, str]]:
-    """The keys of an info that cannot be sent to another process, and why."""
+def _unpicklable_entries(info: Any) -> Iterator[tuple[str, str]]:
+    """The entries of an info that cannot be sent to another process: key and reason."""
     if not isinstance(info, dict):
         yield "the info", f"is a {type(info).__name__}, not a dict"
         return
@@ -418,35 +415,35 @@ def _stuck(info: Any) -> Iterator[tuple[str, str]]:
             yield repr(key), " ".join(str(error).split())[:120] or type(error).__name__
 
 
-def _contains_itself(value: Any, above: tuple[int, ...]) -> bool:
-    if not isinstance(value, (dict, list, tuple)) or len(above) > 500:
+def _contains_itself(value: Any, ancestors: tuple[int, ...]) -> bool:
+    if not isinstance(value, (dict, list, tuple)) or len(ancestors) > 500:
         return False
-    if id(value) in above:
+    if id(value) in ancestors:
         return True
     inner = value.values() if isinstance(value, dict) else value
-    return any(_contains_itself(each, (*above, id(value))) for each in inner)
+    return any(_contains_itself(each, (*ancestors, id(value))) for each in inner)
 
 
 def _digest(value: Any) -> bytes:
-    """A digest; those of two values are equal if the values are, in types and bits, too."""
-    known = blake2b(digest_size=8)
+    """A digest; it is equal for values that are equal in types and bits."""
+    digest = blake2b(digest_size=8)
     with suppress(RecursionError):
-        _feed(known.update, value, ())
-    return known.digest()
+        _feed_digest(digest.update, value, ())
+    return digest.digest()
 
 
-def _feed(add: Callable[[bytes], None], value: Any, above: tuple[int, ...]) -> None:
+def _feed_digest(add: Callable[[bytes], None], value: Any, ancestors: tuple[int, ...]) -> None:
     kind = type(value)
     add(f"{kind.__module__}.{kind.__qualname__}".encode())
-    if id(value) in above:
+    if id(value) in ancestors:
         return
-    inside = (*above, id(value))
+    ancestors_and_value = (*ancestors, id(value))
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
         add(f"{array.dtype} {array.shape}".encode())
         if array.dtype.hasobject:
             for each in array.ravel().tolist():
-                _feed(add, each, inside)
+                _feed_digest(add, each, ancestors_and_value)
         else:
             add(np.ascontiguousarray(array).tobytes())
     elif isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
@@ -454,20 +451,20 @@ def _feed(add: Callable[[bytes], None], value: Any, above: tuple[int, ...]) -> N
     elif isinstance(value, dict):
         for key in sorted(value, key=repr):
             add(repr(key).encode())
-            _feed(add, value[key], inside)
+            _feed_digest(add, value[key], ancestors_and_value)
     elif isinstance(value, (list, tuple)):
         add(str(len(value)).encode())
         for each in value:
-            _feed(add, each, inside)
+            _feed_digest(add, each, ancestors_and_value)
     elif isinstance(value, (set, frozenset)):
         for text in sorted(map(repr, value)):
             add(text.encode())
     elif hasattr(value, "__dict__") and not callable(value):
-        _feed(add, vars(value), inside)
+        _feed_digest(add, vars(value), ancestors_and_value)
 
 
-def _short(value: Any) -> str:
-    """A value on one line: an array by its range, if it is not small."""
+def _shorten(value: Any) -> str:
+    """A value on one line; a large array is described by its range."""
     if isinstance(value, np.ndarray) and value.size > 6 and value.dtype.kind in "biuf":
         return f"{value.dtype} {value.shape} from {value.min()} to {value.max()}"
     text = " ".join(repr(value).split())
@@ -475,7 +472,7 @@ def _short(value: Any) -> str:
 
 
 def resident_bytes() -> int:
-    """Bytes of memory that this process has in use; 0 where the system does not say."""
+    """Bytes of memory in use by this process; 0 where the system does not say."""
     with suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text("utf-8").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -2,9 +2,9 @@
 
     shmvec stacks PID
 
-It works also if the worker or its program hangs, and the workers continue. Run it as the same user,
-on the same machine (in the same container). PID may also be a process that has started the program:
-timeout, srun, a shell.
+It works even if a worker or the program hangs, and disturbs neither. Run it as the same user, on
+the same machine (in the same container). PID may also be the process that has started the program,
+such as timeout, srun or a shell.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 
 from shmvec._commands.arguments import positive
-from shmvec._cores import descendants
-from shmvec._processes.stacks import Offer, offer_of, offers_of, stack_of
+from shmvec._processes.stacks import find_offers, read_stack
 from shmvec.faults import envs_in_words
 
 __all__ = ["SUMMARY", "add_arguments", "main", "stacks_of"]
@@ -35,33 +33,23 @@ def stacks_of(pid: int) -> Iterator[str]:
         LookupError: There is no such process, it is another user's, or it has no workers.
     """
     try:
-        itself = offer_of(pid)
+        offers = find_offers(pid)
     except FileNotFoundError:
         raise LookupError(f"There is no process {pid}.") from None
     except PermissionError:
         raise LookupError(
             f"Process {pid} may not be read: it is another user's, or forbids it."
         ) from None
-    offers = [itself] if itself is not None else offers_of(pid) or list(_below(pid))
     if not offers:
         raise LookupError(
-            f"Process {pid} is no worker, and has none that offers its stack: it has no open "
-            "vector env of shmvec's, all have num_workers=0, PYTHONFAULTHANDLER=0 is set, it can "
-            "make no memfd, or its Python is 3.13.0."
+            f"Process {pid} is no worker, and has none that offers its stack. Either it has no "
+            "open vector env of shmvec's, or all have num_workers=0, PYTHONFAULTHANDLER=0 is set, "
+            "it cannot make a memfd, or its Python is 3.13.0."
         )
     for offer in offers:
-        stack = stack_of(offer.pid, whole=True)
+        stack = read_stack(offer.pid, whole=True)
         who = f"worker {offer.worker} ({envs_in_words(offer.envs)})"
         yield f"{who}, process {offer.pid}:\n{stack}\n"
-
-
-def _below(pid: int) -> Iterator[Offer]:
-    """The offers of all workers below a process, such as ``timeout`` or a shell."""
-    for each in descendants(pid):
-        with suppress(OSError):  # another user's, or it is gone
-            offer = offer_of(each)
-            if offer is not None:
-                yield offer
 
 
 # ---- the command ---------------------------------------------------------------------------------

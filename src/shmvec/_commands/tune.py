@@ -2,15 +2,15 @@
 
     shmvec tune my_env.py:MyEnv
 
-First it checks whether two envs in one process disturb each other. Then it measures numbers of
-envs, of workers, caller_steps, and overlap if the env sleeps; and for the best of these the wait
+First it checks whether two envs in one process disturb each other. Then it measures numbers of envs
+and workers, caller_steps, and overlap if the env sleeps; and for the best of these the wait
 policies, copy=False and batch_size. It prints a table and the code to paste.
 
 A setting wins against a simpler one if it is more than 3 % faster; more envs win if they are more
-than 5 % faster. Where rounds differ more than settings, no setting is best: measure for longer, or
-on a quieter machine. copy=False and batch_size are shown, and not part of the best setting: only
-you know whether your code keeps observations, and may take them in batches of some envs.
-The limit is what loops reach that only step, one a core; envs that sleep have none.
+than 5 % faster. If rounds differ more than settings, no setting is best: measure for longer, or on
+a quieter machine. copy=False and batch_size are measured, but are not part of the best setting:
+only you know whether your code keeps observations, and can step batches of some envs. The limit is
+the speed of loops that only step, one a core; envs that sleep have none.
 """
 
 from __future__ import annotations
@@ -30,25 +30,31 @@ from typing import Any, TextIO
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from shmvec._commands.arguments import add_env, add_measuring, env_fn, file_to_write, write_json
-from shmvec._commands.check import brief
+from shmvec._commands.arguments import (
+    add_env_arguments,
+    add_measuring_options,
+    find_env_fn,
+    output_file,
+    write_json,
+)
+from shmvec._commands.check import brief_check
 from shmvec._commands.measuring import (
-    BUSY,
+    DOUBTFUL_SPREAD,
     LIMIT,
-    OVER,
-    SIMPLER,
+    MAX_SHARE_OF_LIMIT,
+    MIN_SPEEDUP,
     Compute,
     EnvFn,
     Progress,
     Stepper,
-    caution,
+    busy_warning,
     cells,
-    described,
-    line,
+    describe_machine,
     machine,
     race,
     simplest,
-    vector_env,
+    table_line,
+    vector_env_stepper,
 )
 from shmvec._commands.probe import resident_bytes
 from shmvec._cores import WAIT_POLICIES, time_on_cores, usable_cores
@@ -69,14 +75,14 @@ __all__ = [
 
 SUMMARY = "find the best numbers of envs and workers, and the best options, for your env"
 
-_ASLEEP = 0.5  # of an env's time: from there on it may share a worker with others that wait
-_FEWER = 1.05  # more envs must be this much faster than fewer
-_PROCESSES = 32  # up to so many envs, a worker each is tried
+_MIN_ASLEEP_SHARE = 0.5  # an env that sleeps for more of its time may overlap with others
+_MIN_SPEEDUP_OF_MORE_ENVS = 1.05  # more envs are preferred if they are faster by this factor
+_MAX_ENVS_WITH_OWN_WORKER = 32  # with more envs, a worker for each is not tried
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Arguments of ShmVectorEnv to try; those that are not given are its defaults."""
+    """Arguments of ShmVectorEnv to try."""
 
     num_envs: int
     num_workers: int | None = None
@@ -97,16 +103,16 @@ class Setting:
         return str(self.options() or "the defaults")
 
 
-def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
+def _measure_env(make_env: EnvFn, seconds: float) -> dict[str, Any]:
     """Costs of one env, measured in this process: times in µs, sizes in bytes."""
-    env = make()
+    env = make_env()
     if is_asynchronous(env):
         raise TypeError(
             f"the step or reset of {type(env).__name__} is a coroutine function, which only a "
-            "vector env steps: print(envs.stats()) says what it takes"
+            "vector env steps: print(envs.stats()) shows how long it takes"
         )
     resident = resident_bytes()
-    others = [make() for _ in range(2)]  # their memory is measured: the first loads libraries
+    others = [make_env() for _ in range(2)]  # they are measured, since the first loads libraries
     for other in others:
         other.reset(seed=0)
     memory = (resident_bytes() - resident) // len(others)
@@ -119,8 +125,8 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
     observation, _ = env.reset(seed=0)
     resets, infos = [clock() - start], 0
     steps: list[float] = []
-    ends: list[int] = []  # how many steps had been made at the end of each episode
-    begin, used, lacked = clock(), time.process_time(), _lacked()
+    ends: list[int] = []  # the number of steps before each episode's end
+    begin, cpu_start, without_core = clock(), time.process_time(), _time_without_core()
     while not steps or clock() - begin < seconds:
         start = clock()
         _, _, terminated, truncated, info = env.step(actions[len(steps) % len(actions)])
@@ -132,7 +138,8 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
             start = clock()
             env.reset()
             resets.append(clock() - start)
-    asleep = asleep_share(clock() - begin, time.process_time() - used, _lacked() - lacked)
+    cpu_s, lacked_s = time.process_time() - cpu_start, _time_without_core() - without_core
+    asleep = asleep_share(clock() - begin, cpu_s, lacked_s)
     env.close()
     step_us, reset_us = 1e6 * np.asarray(steps), 1e6 * np.asarray(resets)
     return {
@@ -149,14 +156,14 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
     }
 
 
-def _lacked() -> float:
-    """Seconds in which this process was ready to run and had no core; 0 where nobody knows."""
+def _time_without_core() -> float:
+    """Seconds in which this process was ready to run and had no core; 0 if unknown."""
     return time_on_cores(os.getpid())[1] or 0.0
 
 
-def asleep_share(elapsed: float, ran: float, lacked: float) -> float:
-    """The share of a time in which an env neither computed nor waited for a core."""
-    return max(0.0, 1 - (ran + lacked) / elapsed)
+def asleep_share(elapsed: float, ran: float, without_core: float) -> float:
+    """The share of ``elapsed`` in which an env neither computed nor waited for a core."""
+    return max(0.0, 1 - (ran + without_core) / elapsed)
 
 
 def _nbytes(value: Any) -> int:
@@ -167,126 +174,118 @@ def _nbytes(value: Any) -> int:
     return int(np.asarray(value).nbytes)
 
 
-def _counts_of_workers(num_envs: int, cores: int) -> list[int | None]:
+def _worker_counts(num_envs: int, cores: int) -> list[int | None]:
     """Numbers of workers to try; None is the default, one a core."""
     counts = {0, 1, 2, cores // 2, cores - 1, 2 * cores}
-    if num_envs <= _PROCESSES:  # the more processes, the more they get of cores that others use
+    if num_envs <= _MAX_ENVS_WITH_OWN_WORKER:  # more processes get more of cores that are shared
         counts.add(num_envs)
-    tried = {count for count in counts if count <= num_envs} - {min(cores, num_envs)}
-    return [None, *sorted(tried)]
+    counts_to_try = {count for count in counts if count <= num_envs} - {min(cores, num_envs)}
+    return [None, *sorted(counts_to_try)]
 
 
 def tune(
-    make: EnvFn,
+    make_env: EnvFn,
     nums_envs: Sequence[int],
     *,
     seconds: float = 1.0,
     compute_us: float | None = None,
     progress: TextIO | None = None,
 ) -> dict[str, Any]:
-    """Measures an env and tries settings of ShmVectorEnv on it.
-
-    Args:
-        make: Makes one env.
-        nums_envs: Numbers of envs to try.
-        seconds: How long each setting is measured.
-        compute_us: Microseconds that the parent computes between steps.
-        progress: Where progress is written.
+    """Measures an env and tries settings of ShmVectorEnv on it; see the command's arguments.
 
     Returns:
-        A dict that can be written as JSON: "machine", "check" (what is wrong with two envs in one
-        process, or None), "env", "limit" (steps/s), "rows", one a setting, "best", the arguments
-        to use, or None where the rounds differ too much, and "batch", the row of the best
-        batch_size where that is faster still, or None.
+        A dict that can be written as JSON: "machine"; "check", a fault of two envs in one process,
+        or None; "env"; "limit", in steps/s; "rows", one for each setting; "best", the arguments to
+        use, or None if rounds differ too much; and "batch", the row of a batch_size that is faster
+        still, or None.
     """
     cores = usable_cores()
     compute = None if compute_us is None else Compute(compute_us)
     say = Progress(progress, "measuring the env alone")
-    wrong = brief(make)
-    env = _measure_env(make, min(1.0, seconds))
+    problem = brief_check(make_env)
+    env = _measure_env(make_env, min(1.0, seconds))
     say.done()
     rows: list[dict[str, Any]] = []
     winners: list[dict[str, Any]] = []  # one for each number of envs
-    races: list[list[dict[str, Any]]] = []  # in which they have won
+    races: list[list[dict[str, Any]]] = []  # those that they have won
     limits: list[float] = []
     for number, num_envs in enumerate(sorted(set(nums_envs)), 1):
         say = Progress(progress, f"[{number}/{len(set(nums_envs))}] {num_envs} envs")
-        settings = [Setting(num_envs, count) for count in _counts_of_workers(num_envs, cores)]
+        settings = [Setting(num_envs, count) for count in _worker_counts(num_envs, cores)]
         if min(num_envs, cores) > 1:
             settings.append(Setting(num_envs, caller_steps=True))
-        if env["asleep"] > _ASLEEP and num_envs > 1:
+        if env["asleep"] > _MIN_ASLEEP_SHARE and num_envs > 1:
             settings.append(Setting(num_envs, overlap="auto"))
-        first = _measure(make, settings, seconds, compute, limits, say)
-        best = _best(first)
+        first = _measure_settings(make_env, settings, seconds, compute, limits, say)
+        best = _best_setting(first)
         policies = () if best.num_workers == 0 else WAIT_POLICIES[1:]
         rest = [replace(best, wait_policy=policy) for policy in policies]
         rest.append(replace(best, copy=False))
         in_workers = best if policies and not best.caller_steps else Setting(num_envs)
         rest += [replace(in_workers, batch_size=size) for size in _batch_sizes(num_envs)]
-        # They are measured once more beside these: only figures of one race are compared.
+        # These are measured again, because only figures of one race can be compared.
         again = dict.fromkeys([Setting(num_envs), best])
-        second = _measure(make, [*again, *rest], seconds, compute, limits, say)
-        measured = {Setting(**_setting(row)) for row in second}
-        rows += [row for row in first if Setting(**_setting(row)) not in measured] + second
-        best = _best([row for row in second if row["copy"] and not row["batch_size"]])
-        winners.append(next(row for row in second if _setting(row) == asdict(best)))
+        second = _measure_settings(make_env, [*again, *rest], seconds, compute, limits, say)
+        remeasured = {Setting(**_setting_of(row)) for row in second}
+        rows += [row for row in first if Setting(**_setting_of(row)) not in remeasured] + second
+        best = _best_setting([row for row in second if row["copy"] and not row["batch_size"]])
+        winners.append(next(row for row in second if _setting_of(row) == asdict(best)))
         races.append(second)
         say.done()
-    best_row = simplest(winners, _FEWER)
+    best_row = simplest(winners, _MIN_SPEEDUP_OF_MORE_ENVS)
     for row in rows:
         row["best"] = any(row is winner for winner in winners)
-    beside = next(race for race in races if best_row in race)
-    simpler = beside[: beside.index(best_row)]
-    batches = [row for row in beside if row["batch_size"] and _is_faster(row, best_row)]
+    last_race = next(race for race in races if best_row in race)
+    simpler = last_race[: last_race.index(best_row)]
+    batches = [row for row in last_race if row["batch_size"] and _is_faster(row, best_row)]
     return {
         "machine": machine(),
-        "check": wrong,
+        "check": problem,
         "settings": {"seconds": seconds, "compute_us": compute_us},
         "env": env,
         "limit": statistics.median(limits),
         "rows": rows,
-        "best": _setting(best_row) if is_best(best_row, simpler) else None,
+        "best": _setting_of(best_row) if is_best(best_row, simpler) else None,
         "batch": max(batches, key=lambda row: row["steps_per_s"], default=None),
     }
 
 
 def _batch_sizes(num_envs: int) -> list[int]:
-    """Sizes of batches to try."""
     return [size for size in (num_envs // 2, num_envs // 4) if size]
 
 
 def _is_faster(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether a row was faster in all rounds but one, so that no disturbance explains it."""
+    """Whether a row was faster in all rounds but one, which is no accident."""
     rounds = list(zip(row["rounds"], other["rounds"], strict=True))
-    return bool(sum(mine > its for mine, its in rounds) >= len(rounds) - 1)
+    return bool(sum(rate > other_rate for rate, other_rate in rounds) >= len(rounds) - 1)
 
 
 def is_best(best: dict[str, Any], simpler: Sequence[dict[str, Any]]) -> bool:
-    """Whether the rounds agree on a setting that is the best by their medians."""
+    """Whether the rounds confirm a setting that is the best by its median."""
     if not simpler:  # the defaults
-        return bool(best["spread"] <= BUSY)
+        return bool(best["spread"] <= DOUBTFUL_SPREAD)
     return all(_is_faster(best, other) for other in simpler)
 
 
-def _setting(row: dict[str, Any]) -> dict[str, Any]:
+def _setting_of(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in Setting.__dataclass_fields__}
 
 
-def _measure(
-    make: EnvFn,
+def _measure_settings(
+    make_env: EnvFn,
     settings: Sequence[Setting],
     seconds: float,
     compute: Compute | None,
     limits: list[float],
     say: Progress,
 ) -> list[dict[str, Any]]:
-    """Measures settings in one race; adds the limit of each round to ``limits``."""
+    """Measures settings in one race; appends the limit of each round to ``limits``."""
     starts = {}
     for setting in settings:
-        envs = partial(ShmVectorEnv, [make] * setting.num_envs, **setting.options())
-        start = vector_env if setting.batch_size is None else _in_batches
+        envs = partial(ShmVectorEnv, [make_env] * setting.num_envs, **setting.options())
+        start = vector_env_stepper if setting.batch_size is None else _batch_stepper
         starts[setting] = partial(start, envs, compute)
-    results = race(starts, seconds, limit=[make], say=say)
+    results = race(starts, seconds, limit=[make_env], say=say)
     limit = results.pop(LIMIT)
     limits += [one.steps_per_s for one in limit.slices]
     return [
@@ -299,7 +298,7 @@ def _measure(
     ]
 
 
-def _in_batches(make: Callable[[], ShmVectorEnv], compute: Compute | None = None) -> Stepper:
+def _batch_stepper(make: Callable[[], ShmVectorEnv], compute: Compute | None = None) -> Stepper:
     """Makes and resets a vector env; the contender steps the envs that are ready first."""
     envs = make()
     actions = batch_space(envs.single_action_space, envs.batch_size or 1)
@@ -314,19 +313,18 @@ def _in_batches(make: Callable[[], ShmVectorEnv], compute: Compute | None = None
     return Stepper(step, actions.sample, envs.num_envs, compute=compute, close=envs.close)
 
 
-def _best(rows: Sequence[dict[str, Any]]) -> Setting:
-    """The simplest setting that no other beats by more than 3 %."""
-    return Setting(**_setting(simplest(rows, SIMPLER)))
+def _best_setting(rows: Sequence[dict[str, Any]]) -> Setting:
+    return Setting(**_setting_of(simplest(rows, MIN_SPEEDUP)))
 
 
 def report(results: dict[str, Any], code: str) -> str:
     """The results of :func:`tune` as text: the env's costs, the table, and code to paste."""
-    return "\n".join(_lines(results, code))
+    return "\n".join(_report_lines(results, code))
 
 
-def _lines(results: dict[str, Any], code: str) -> Iterator[str]:
+def _report_lines(results: dict[str, Any], code: str) -> Iterator[str]:
     env = results["env"]
-    yield described(results["machine"])
+    yield describe_machine(results["machine"])
     yield ""
     if results["check"]:
         yield f"WRONG: {results['check']}: python -m shmvec check names the option that fixes it."
@@ -349,14 +347,14 @@ def _lines(results: dict[str, Any], code: str) -> Iterator[str]:
         workers += f", overlap={row['overlap']!r}" if row["overlap"] else ""
         workers += f", batch_size={row['batch_size']}" if row["batch_size"] else ""
         setting = row["num_envs"], workers, row["wait_policy"], row["copy"]
-        if row["share_of_limit"] > OVER:
+        if row["share_of_limit"] > MAX_SHARE_OF_LIMIT:
             row = {name: value for name, value in row.items() if name != "share_of_limit"}
-        yield line(*setting, *cells(row), "best" if row["best"] and results["best"] else "")
+        yield table_line(*setting, *cells(row), "best" if row["best"] and results["best"] else "")
     yield ""
-    yield from caution(results["rows"])
+    yield from busy_warning(results["rows"])
     if results["best"] is None:
-        yield "No best setting: rounds differ more than settings. Until a quieter machine, or more"
-        yield "--seconds, tell, the defaults will do."
+        yield "No best setting: rounds differ more than settings. Use the defaults, or repeat this"
+        yield "with more --seconds or on a quieter machine."
         return
     if results["batch"]:
         size = results["batch"]["batch_size"]
@@ -406,10 +404,10 @@ def plot(results: dict[str, Any], file: Path) -> None:
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    add_env(command)
-    add_measuring(command, [8, 32, 128], 1.0)
+    add_env_arguments(command)
+    add_measuring_options(command, [8, 32, 128], 1.0)
     command.add_argument(
-        "--plot", type=file_to_write, metavar="FILE", help="plot them (needs matplotlib)"
+        "--plot", type=output_file, metavar="FILE", help="plot them (needs matplotlib)"
     )
 
 
@@ -419,9 +417,9 @@ def main(options: argparse.Namespace) -> int:
         raise argparse.ArgumentError(
             None, "--plot: matplotlib is not installed; pip install 'shmvec[plot]'"
         )
-    make, code = env_fn(options.env, options.kwargs)
+    make_env, code = find_env_fn(options.env, options.kwargs)
     results = tune(
-        make,
+        make_env,
         options.num_envs,
         seconds=options.seconds,
         compute_us=options.compute,

@@ -1,11 +1,13 @@
-"""The caller's side of the pipeline: what a call asks of envs, and how it takes their answers.
+"""The caller's side of a step: it asks envs, waits for their answers, and takes the results.
 
-    actions -> slab, one request a worker -> request ring -> worker steps its envs
-            -> slab, one completion -> completion ring -> take
+    caller: Ledger -> actions into slabs -> one request a worker into its ring -> bell
+    worker: bell -> request -> env.step() -> results into slabs -> one completion into its ring
+    caller: Ledger <- completions off the rings; results out of the slabs
 
-By section: the guard admits one call at a time; `Links` are the ends of all rings, and wait;
-`Frames` knows where results lie; `Inbox` reads infos; the `Ledger` knows what each env was asked
-and which has answered.
+worker.pyx is the worker's side. Commands and errors go through a channel, a socket a worker. By
+section: `Guard` admits one call at a time; `Links` has the caller's ends of all rings, and waits;
+`Frames` says where in the slabs results lie; `Inbox` reads infos; `Ledger` knows what each env was
+asked, and whether it has answered.
 """
 
 cimport cython
@@ -40,14 +42,15 @@ from shmvec._core.protocol cimport (
     CLOSE,
     COMMAND,
     FINAL,
-    FRAME,
+    FRAME_SHIFT,
     INFO,
     LATE,
     MESSAGES,
     OBSERVATION,
     RESET,
+    SETTINGS,
     STEP,
-    TOGETHER,
+    LINGER,
     TRACE,
 )
 
@@ -69,12 +72,11 @@ from shmvec.faults import Report, cut_traceback
 
 # ==== guard =======================================================================================
 #
-# Guard that admits one call at a time: it refuses re-entrant calls and other threads'.
+# The guard admits one call at a time: it refuses re-entrant calls and other threads' calls.
 #
-# Calls that ask envs, take their answers or replace workers enter and leave a guard in C
-# (csrc/guard.h), where no signal handler can raise in between. So a call that ends with an
-# exception, whatever it is and wherever it comes from, has left the guard, and has abandoned its
-# requests whose answers it did not take.
+# A call that asks envs, takes their answers or replaces workers enters and leaves the guard in C
+# (csrc/guard.h), where no signal handler can raise. So a call that ends with an exception has left
+# the guard, and has abandoned the requests whose answers it did not take.
 
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident()
@@ -85,17 +87,17 @@ cdef class Guard:
     """Refuses a call while another one is under way, in this thread or in another."""
 
     cdef c.sv_guard guard
-    cdef c.sv_trace *trace         # NULL: nothing is recorded
-    cdef Recorder recorder         # the recorder of this trace, which keeps its memory
-    cdef uint64_t beginner         # the thread that has begun the pending call
-    cdef readonly object pending   # a call that was begun and not finished, or a loan, or None
-    cdef readonly bint abandoned   # requests in flight are of a call that has raised
-    cdef uint64_t asked            # how often envs were asked
-    cdef uint64_t asker            # the thread that has asked last
-    cdef bint untaken              # no answer was taken since the last request
-    cdef bint claimed              # the call that is under way has claimed the pending one
-    cdef uint64_t asked_before     # `asked` and `pending` as the call that is under way began
-    cdef object pending_before
+    cdef c.sv_trace *trace            # NULL: nothing is recorded
+    cdef Recorder recorder            # keeps the memory of this trace
+    cdef readonly object pending      # a call that was begun and not finished, or a loan, or None
+    cdef uint64_t pending_thread      # the thread that began the pending call
+    cdef readonly bint abandoned      # the requests in flight are of a call that has raised
+    cdef uint64_t ask_count           # how often envs were asked
+    cdef uint64_t asking_thread       # the thread that asked last
+    cdef bint untaken                 # no answer was taken since the last request
+    cdef bint claimed                 # the call that is under way has claimed the pending one
+    cdef object pending_at_entry      # `pending` when the call that is under way began
+    cdef uint64_t ask_count_at_entry  # `ask_count` at that time
 
     cdef int enter(self) except -1:
         if not c.sv_guard_enter(&self.guard, PyThread_get_thread_ident()):
@@ -115,8 +117,8 @@ cdef class Guard:
             "step",
         )
 
-    def beside(self, function):
-        """Calls a function, even within a call by this thread."""
+    def run_reentrant(self, function):
+        """Calls a function under the guard, also within a call by this thread."""
         cdef bint entered = c.sv_guard_enter(&self.guard, PyThread_get_thread_ident())
         if not entered and not c.sv_guard_is_mine(&self.guard, PyThread_get_thread_ident()):
             self.refuse()
@@ -127,47 +129,46 @@ cdef class Guard:
                 self.leave()
 
     def record(self, Recorder recorder):
-        """Has a trace note the end of each call; None stops it."""
+        """Records the end of each call in a trace; None stops it."""
         self.trace = NULL if recorder is None else &recorder.trace
         self.recorder = recorder
 
     # ---- pending and abandoned calls ---------------------------------------------------------
 
-    cdef void note_asked(self) noexcept:
-        self.asked += 1
+    cdef void note_request(self) noexcept:
+        self.ask_count += 1
         self.untaken = True
-        self.asker = PyThread_get_thread_ident()
+        self.asking_thread = PyThread_get_thread_ident()
 
-    cdef int abandon_own(self, uint64_t asked, pending) except -1:
-        """Abandons what this thread has begun or asked, and not taken, since ``asked``."""
+    cdef int abandon_own(self, uint64_t ask_count, pending) except -1:
+        """Abandons what this thread has begun, or asked and not taken, since these two were so."""
         cdef uint64_t me = PyThread_get_thread_ident()
-        if pending is None and self.pending is not None and self.beginner == me:
+        if pending is None and self.pending is not None and self.pending_thread == me:
             self.pending = None
-        if self.untaken and self.asked != asked and self.asker == me:
+        if self.untaken and self.ask_count != ask_count and self.asking_thread == me:
             self.abandoned = True
         return 0
 
-    cdef int enter_whole(self) except -1:
-        """Begins a call that abandons what it asked if it raises; calls do not nest."""
+    cdef int enter_round_trip(self) except -1:
+        """Begins a call that abandons what it asked if it raises. Such calls do not nest."""
         self.enter()
-        self.asked_before = self.asked
-        self.pending_before = self.pending
+        self.ask_count_at_entry = self.ask_count
+        self.pending_at_entry = self.pending
         self.claimed = False
         return 0
 
-    cdef int abandon_all(self) except -1:
+    cdef int abandon_round_trip(self) except -1:
         """Abandons what such a call has claimed, begun or asked, and not taken."""
         if self.claimed and self.untaken:
             self.abandoned = True
-        return self.abandon_own(self.asked_before, self.pending_before)
+        return self.abandon_own(self.ask_count_at_entry, self.pending_at_entry)
 
-    def leave_pending(self, pending):
-        """Notes what was begun, for another call to take."""
-        self.beginner = PyThread_get_thread_ident()
+    def set_pending(self, pending):
+        self.pending_thread = PyThread_get_thread_ident()
         self.pending = pending
 
     def claim(self, pending):
-        """Has the call that is under way take what is pending, or abandon it; False: it is not."""
+        """Makes the pending call this one's, to take or to abandon; False: another is pending."""
         if self.pending is not pending:
             return False
         self.pending = None
@@ -175,25 +176,25 @@ cdef class Guard:
         return True
 
     def disown(self):
-        """In a fork: the call that is under way is the parent's."""
+        """Leaves the guard in a fork: the call that is under way is the parent's."""
         c.sv_guard_leave(&self.guard)
 
     def abandon(self):
         """Has the next call discard what is in flight."""
         self.abandoned = True
 
-    def settled(self):
+    def clear_abandoned(self):
         self.abandoned = False
 
-    def both(self, begin, finish):
+    def begin_and_finish(self, begin, finish):
         """Calls both, one after the other; if one raises, what was asked is abandoned."""
-        cdef uint64_t asked = self.asked
+        cdef uint64_t ask_count = self.ask_count
         cdef object pending = self.pending
         try:
             begin()
             return finish()
         except BaseException:
-            self.abandon_own(asked, pending)
+            self.abandon_own(ask_count, pending)
             raise
 
 
@@ -210,16 +211,16 @@ def exclusive(method):
     return call
 
 
-def whole(method):
-    """A method that runs under its object's guard, and abandons what it asked if it raises."""
+def round_trip(method):
+    """A method that asks and takes, under its object's guard; if it raises, it abandons both."""
     @wraps(method)
     def call(self, *args, **kwargs):
         cdef Guard guard = self.guard
-        guard.enter_whole()
+        guard.enter_round_trip()
         try:
             return method(self, *args, **kwargs) if kwargs else method(self, *args)
         except BaseException as error:
-            guard.abandon_all()
+            guard.abandon_round_trip()
             raise cut_traceback(error)
         finally:
             guard.leave()
@@ -231,15 +232,15 @@ cdef class Loan:
     """Lends what ``begin()`` returns, in a ``with`` block."""
 
     cdef Guard guard
-    cdef object begin    # checks whether a loan is possible, and returns what is lent
-    cdef object pending  # the guard's `pending` while the loan lasts
-    cdef bint keeps      # requests stay in flight at the loan's end
+    cdef object begin         # checks whether a loan is possible, and returns what is lent
+    cdef object pending       # the guard's `pending` while the loan lasts
+    cdef bint keeps_requests  # requests stay in flight at the loan's end
 
-    def __init__(self, Guard guard, begin, pending, bint keeps):
+    def __init__(self, Guard guard, begin, pending, bint keeps_requests):
         self.guard = guard
         self.begin = begin
         self.pending = pending
-        self.keeps = keeps
+        self.keeps_requests = keeps_requests
 
     def __enter__(self):
         cdef Guard guard = self.guard
@@ -252,58 +253,59 @@ cdef class Loan:
         return lent
 
     def __exit__(self, kind, error, traceback):
-        self.end(self.keeps and kind is None)
+        self.end(self.keeps_requests and kind is None)
 
     def __del__(self):
-        # After an exception between `__enter__` and the block there is no borrower.
+        # An exception between `__enter__` and the block leaves the loan without a borrower.
         self.end(False)
 
-    cdef int end(self, bint keeps) except -1:
+    cdef int end(self, bint keeps_requests) except -1:
         if self.guard.pending is self.pending:
             self.guard.pending = None
-            if not keeps:
-                self.guard.abandoned = True  # has the next call discard what is in flight
+            if not keeps_requests:
+                self.guard.abandoned = True  # the next call discards what is in flight
         return 0
 
 
 # ==== links =======================================================================================
 #
-# The parent's ends of all rings: it sends requests, receives answers, and waits in between.
+# The caller's ends of all rings: it sends requests, receives answers, and waits in between.
 #
 # ``Links`` implements the protocol of csrc/ring.h and bell.h. It knows nothing of processes, nor of
 # the requests of single envs, which the ledger keeps. The owner of the processes, ``workers``, says
-# at least every 50 ms of waiting which of them are dead; ``budgets`` is called every second and
-# says how to wait. ``Links`` reads and writes the control channels while it waits, so that no side
-# ever waits for the other to read.
+# at least every 50 ms of waiting which of them are dead. ``budgets`` is called every second and
+# says how to wait. ``Links`` reads and writes the control channels while it waits, so that neither
+# side ever waits for the other to read.
 #
-# A wait ends with an event: it is done, its time is up, or something is to be handled first. Faults
-# are read off processes and counters each time that a wait looks around. So nothing is lost with an
-# event whose handling is interrupted: the next wait ends with it, too.
+# A wait ends with an event: it is done, its time is up, or something must be handled first. Each
+# look around reads faults off processes and counters anew. So an event whose handling is
+# interrupted is not lost: the next wait ends with it, too.
 
-numbers = count(1)  # the numbers of this process's vector envs
+vector_env_numbers = count(1)  # of this process, for onlookers
 
 cpdef enum:
     NO_EVENT
     DONE
     TIME_UP
-    MESSAGE   # a message has come that an answer waits for
-    RAISED    # an env has raised, and the policy has not decided about it
-    DEAD      # of workers: `Links.dead`
-    OVERDUE   # a call: `Links.overdue`
+    MESSAGE   # a message has come for which an answer waits
+    RAISED    # an env has raised, and the fault policy has not decided about it
+    DEAD      # workers are dead: `Links.dead`
+    OVERDUE   # a call is overdue: `Links.overdue`
     DOWN      # a worker is being replaced, and its replacement may go on
 
-UP = -2  # `wanted` of a wait until the workers of some envs are not down
+WORKERS_UP = -2  # `wanted` of a wait until the workers of some envs are not down
 
 # A call that takes longer than it may; `began` is in ns, by the monotonic clock.
-Overdue = namedtuple("Overdue", "env operation limit began")
+OverdueCall = namedtuple("OverdueCall", "env operation limit began")
 
-cdef double FOR_EVER_S = 1e9
+cdef double MAX_DEADLINE_S = 1e9  # later deadlines, whose ns may not fit, are none
 cdef int64_t SLICE_NS = 50_000_000
-cdef int64_t TALK_NS = 1_000_000        # the slice of a wait while channels are busy
-cdef int64_t DOWN_NS = 10_000_000       # the same while workers are being replaced
-cdef int64_t BEGIN_NS = 1_000_000_000   # for a worker to begin a request
-cdef int64_t FOLLOW_NS = 1_000_000_000  # between two readings of the usable cores
-cdef int64_t ABSENT_NS = 200_000_000    # a process that was away for so long may have been stopped
+cdef int64_t BUSY_SLICE_NS = 1_000_000   # the slice of a wait while channels are busy
+cdef int64_t DOWN_SLICE_NS = 10_000_000  # the slice of a wait while workers are being replaced
+cdef int64_t NEVER_NS = 1 << 62
+cdef int64_t BEGIN_LIMIT_NS = 1_000_000_000  # within which a worker begins a request
+cdef int64_t CORES_INTERVAL_NS = 1_000_000_000  # between two readings of the usable cores
+cdef int64_t STOPPED_NS = 200_000_000  # a process that was suspended so long may have been stopped
 
 cdef extern from "<sys/eventfd.h>" nogil:
     enum:
@@ -365,7 +367,7 @@ cdef class Alarms:
 
 @cython.final
 cdef class Links:
-    """The parent's ends of the rings and channels of all workers."""
+    """The caller's ends of the rings and channels of all workers. Times are in ns."""
 
     cdef Segment segment
     cdef c.sv_ring *requests
@@ -375,40 +377,44 @@ cdef class Links:
     cdef c.sv_notice *notice      # published for onlookers
     cdef c.sv_waiter waiter
     cdef uint32_t num_workers
-    cdef uint32_t *firsts         # the first env of each worker
-    cdef uint32_t *counts         # the number of envs of each worker
-    cdef uint32_t *outstanding    # requests to each worker that it has not answered
-    cdef uint32_t sequence        # the last number that was given to a request
+    cdef uint32_t *first_envs     # by worker
+    cdef uint32_t *env_counts     # by worker: the number of its envs
+    cdef uint32_t *outstanding    # by worker: requests that it has not answered
+    cdef uint32_t sequence        # of the last request
     cdef uint32_t issued          # requests issued, in the unit of the completion count
-    cdef c.sv_counts tally        # of the parent; a wake: ringing the bell took a system call
+    cdef c.sv_counts tally        # of the caller; its wakes are system calls that rang the bell
     cdef Recorder recorder        # records the trace of this side; None: there is no trace
     cdef readonly bint waiting    # a thread is in a wait
     cdef readonly Guard guard     # guards the calls that ask, take or wait
     cdef bint _closed             # the vector env was closed, maybe by another thread
     cdef bint lingering           # more workers than cores: the last of a batch step stay awake
-    cdef bint talking             # messages have come on the channels lately, or will come
-    cdef readonly object workers  # their processes
-    cdef uint32_t doing           # the last operation that was asked for
-    cdef list channels
+    cdef bint channels_busy       # messages have come on the channels lately, or will come
+    cdef readonly object workers  # the owner of their processes
+    cdef uint32_t last_operation  # the last operation that was asked for
+    cdef list channels            # by worker
     cdef readonly object owner    # id of the process that owns the workers
-    cdef readonly list dead       # the workers that the last look has found dead
-    cdef readonly object overdue  # the last call that took longer than it may
-    cdef readonly dict down       # the workers that are being replaced, each with what it needs
+    cdef readonly list dead       # workers that the last look has found dead
+    cdef readonly object overdue  # the last OverdueCall
+    cdef readonly dict down       # workers that are being replaced, each with what it needs
     cdef Alarms alarms            # wake workers that doze
-    cdef object budgets
-    cdef object inline            # serves the last worker's requests, in this process; or None
+    cdef object read_budgets      # a function that says how to wait
+    cdef object inline_server     # a function that serves the last worker's requests here, or None
     cdef uint32_t num_processes   # workers that are processes: all, or all but the last
-    cdef int64_t followed_at
-    cdef int64_t looked_at
-    cdef int64_t step_limit       # ns that a step of one env may take; -1: no limit
-    cdef int64_t reset_limit      # ns that a reset of one env may take; -1: no limit
-    cdef int64_t slice_ns         # ns between two calls of look_around
-    cdef int64_t counted_from     # limits count from here, at the earliest
-    cdef int64_t reminded_at
-    cdef int64_t hang_ns          # ns after which a call is reported as hanging; -1: never
-    cdef int64_t[::1] hang_reported  # by env: the begin of the call that was last reported
+    cdef int64_t budgets_read_at
+    cdef int64_t last_look_at
+    cdef int64_t next_look_at     # when an event loop looks around, at the latest; 0: it does not
+    cdef int64_t next_limit_at    # when a call may be overdue, or hang, at the earliest
+    cdef int64_t shortest_limit   # of the two limits and `hang_ns`; -1: there is none
+    cdef int64_t step_limit       # for a step of one env; -1: no limit
+    cdef int64_t reset_limit      # for a reset of one env; -1: no limit
+    cdef int64_t slice_ns         # between two calls of look_around
+    cdef int64_t limits_count_from  # at the earliest
+    cdef int64_t last_reminder_at
+    cdef int64_t hang_ns          # after which a call is reported as hanging; -1: never
+    cdef int64_t[::1] limit_begins  # by env: from when on the limit of its call counts
+    cdef int64_t[::1] reported_hangs  # by env: the begin of the call that was last reported
     cdef int64_t[::1] idle_since  # by worker: since when it has not begun its request; 0: it has
-    cdef uint64_t[::1] idle_answered  # by worker: how many requests it had answered then
+    cdef uint64_t[::1] answers_at_idle  # by worker: how many requests it had answered then
 
     def __cinit__(self, Segment segment, workers, *args, **kwargs):
         cdef uint32_t worker
@@ -419,20 +425,20 @@ cdef class Links:
             raise ValueError("one range of envs a worker")
         self.requests = <c.sv_ring *>calloc(self.num_workers, sizeof(c.sv_ring))
         self.completions = <c.sv_ring *>calloc(self.num_workers, sizeof(c.sv_ring))
-        self.firsts = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
-        self.counts = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
+        self.first_envs = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
+        self.env_counts = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
         self.outstanding = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
-        if (self.requests is NULL or self.completions is NULL or self.firsts is NULL
-                or self.counts is NULL or self.outstanding is NULL):
+        if (self.requests is NULL or self.completions is NULL or self.first_envs is NULL
+                or self.env_counts is NULL or self.outstanding is NULL):
             raise MemoryError
         self.segment = segment
         for worker in range(self.num_workers):
-            self.firsts[worker] = ranges[worker].start
-            self.counts[worker] = len(ranges[worker])
+            self.first_envs[worker] = ranges[worker].start
+            self.env_counts[worker] = len(ranges[worker])
             self.attach(worker)
             past = c.sv_segment_past(segment.base, &segment.plan, worker)
-            c.sv_counter_set(&past.first_env, self.firsts[worker])
-            c.sv_counter_set(&past.num_envs, self.counts[worker])
+            c.sv_counter_set(&past.first_env, self.first_envs[worker])
+            c.sv_counter_set(&past.num_envs, self.env_counts[worker])
         self.bell = c.sv_segment_bell(segment.base, &segment.plan)
         self.notice = c.sv_segment_notice(segment.base, &segment.plan)
         self.completion = c.sv_segment_completion(segment.base, &segment.plan)
@@ -440,8 +446,8 @@ cdef class Links:
     def __dealloc__(self):
         free(self.requests)
         free(self.completions)
-        free(self.firsts)
-        free(self.counts)
+        free(self.first_envs)
+        free(self.env_counts)
         free(self.outstanding)
 
     def __init__(self, segment, workers, Guard guard, budgets, limits=(None, None),
@@ -451,27 +457,30 @@ cdef class Links:
         self.guard = guard
         self.down = {}
         self.alarms = workers.alarms
-        self.budgets = budgets
-        self.inline = workers.inline
-        self.num_processes = self.num_workers - (self.inline is not None)
+        self.read_budgets = budgets
+        self.inline_server = workers.serve_inline
+        self.num_processes = self.num_workers - (self.inline_server is not None)
         self.hang_ns = -1 if hang_after is None else <int64_t>(hang_after * 1e9)
-        self.hang_reported = np.zeros(segment.num_envs, np.int64)
+        self.reported_hangs = np.zeros(segment.num_envs, np.int64)
+        self.limit_begins = np.zeros(segment.num_envs, np.int64)
         self.idle_since = np.zeros(self.num_workers, np.int64)
-        self.idle_answered = np.zeros(self.num_workers, np.uint64)
+        self.answers_at_idle = np.zeros(self.num_workers, np.uint64)
         step_limit, reset_limit = limits
         self.step_limit = -1 if step_limit is None else <int64_t>(step_limit * 1e9)
         self.reset_limit = -1 if reset_limit is None else <int64_t>(reset_limit * 1e9)
-        # So short that no time limit is overrun by more than a quarter.
+        # Slices are so short that no time limit is overrun by more than a quarter.
         self.slice_ns = SLICE_NS
         for limit in (self.step_limit, self.reset_limit):
             if limit >= 0:
                 self.slice_ns = min(self.slice_ns, max(1_000_000, <int64_t>limit // 4))
+        self.shortest_limit = min(
+            [ns for ns in (self.step_limit, self.reset_limit, self.hang_ns) if ns >= 0], default=-1)
         cdef c.sv_budget budget
         budget.pause = budget.yield_ = budget.linger = budget.window = 0
         c.sv_waiter_init(&self.waiter, budget, False, &self.tally)
-        self.follow()
+        self.update_budgets()
         self.owner = os.getpid()
-        c.sv_counter_set(&self.notice.number, next(numbers))
+        c.sv_counter_set(&self.notice.number, next(vector_env_numbers))
         c.sv_notice_open(self.notice, self.owner, self.num_processes)
 
     @property
@@ -485,7 +494,7 @@ cdef class Links:
             c.sv_notice_close(self.notice)
 
     cdef int attach(self, uint32_t worker) except -1:
-        """Takes the parent's ends of a worker's rings."""
+        """Takes the caller's ends of a worker's rings."""
         cdef Segment segment = self.segment
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
         c.sv_ring_attach_producer(
@@ -500,10 +509,9 @@ cdef class Links:
 
     cdef int request(self, uint32_t worker, uint32_t sequence, uint32_t operation,
                      uint32_t first, uint32_t count, Py_ssize_t frame) except -1:
-        """Puts a request on a worker's ring."""
         cdef c.sv_record request
         request.sequence = sequence
-        request.operation = operation | <uint32_t>frame << FRAME
+        request.operation = operation | <uint32_t>frame << FRAME_SHIFT
         request.first = first
         request.count = count
         self.push(worker, &request)
@@ -529,24 +537,24 @@ cdef class Links:
         request.sequence = self.sequence + 1
         request.operation = CLOSE
         for worker in range(self.num_workers) if workers is None else workers:
-            request.first = self.firsts[worker]
-            request.count = self.counts[worker]
+            request.first = self.first_envs[worker]
+            request.count = self.env_counts[worker]
             self.push(worker, &request)
         if self.num_processes:
             c.sv_bell_ring(self.bell, c.SV_EVERYONE)
-        self.remind()  # unconditionally, because no wait in slices repeats this call
+        self.remind()  # no wait in slices would repeat it
 
     cdef int ring(self, uint32_t mask) except -1:
-        """Rings for the workers whose bit of the bell is in the mask."""
+        """Rings for the workers whose bits of the bell are in the mask."""
         if self.num_processes and c.sv_bell_ring(self.bell, mask):
             self.tally.wakes += 1
             if c.sv_bell_has_dozers(self.bell):
                 self.alarms.rouse(mask)
-        self.enter(c.SV_TRACE_CALLER)
+        self.enter_span(c.SV_TRACE_CALLER)
         return 0
 
     cpdef int remind(self) except -1:
-        """Wakes all workers once more, even if tails or bell are damaged."""
+        """Wakes all workers once more, also if tails or bell are damaged."""
         cdef uint32_t worker
         with cython.critical_section(self):
             for worker in range(self.num_workers):
@@ -554,82 +562,80 @@ cdef class Links:
         self.alarms.rouse(c.SV_EVERYONE)
         return 0
 
-    cdef int take(self, uint32_t worker, c.sv_record *answer) except -1:
-        """Takes an answer of a worker; 0 if there is none."""
+    cdef int pop_answer(self, uint32_t worker, c.sv_record *answer) except -1:
+        """Takes an answer off a worker's ring; 0: there is none."""
         self.check_open()  # a signal's handler may have closed it since the last look
         cdef int found = c.sv_ring_try_pop(&self.completions[worker], answer)
         if found == c.SV_RING_NO:
             return 0
         if (found == c.SV_RING_CORRUPT or self.outstanding[worker] == 0
-                or not self.is_of(worker, answer)):
+                or not self.is_answer_of(worker, answer)):
             raise RuntimeError(
                 f"the segment is damaged: the completion ring of worker {worker} makes no sense")
         self.outstanding[worker] -= 1
         return 1
 
-    cdef bint is_of(self, uint32_t worker, const c.sv_record *answer) noexcept:
+    cdef bint is_answer_of(self, uint32_t worker, const c.sv_record *answer) noexcept:
         """Whether the envs of an answer belong to the worker."""
-        return (answer.first >= self.firsts[worker] and answer.count <= self.counts[worker]
-                and answer.first - self.firsts[worker] <= self.counts[worker] - answer.count)
+        cdef uint32_t first = self.first_envs[worker]
+        cdef uint32_t count = self.env_counts[worker]
+        return (answer.first >= first and answer.count <= count
+                and answer.first - first <= count - answer.count)
 
     # ---- waiting -----------------------------------------------------------------------------
 
     cdef int wait_for(self, uint32_t target, int64_t deadline) except -1:
-        """Waits until ``target`` requests are done, counted from the first one ever, or an event.
+        """Waits until `target` requests, counted from the first ever, are done; or for an event.
 
         The deadline is in ns; -1: there is none.
         """
         if self.waiter.trace is NULL:
-            return self.wait_until(target, deadline)
+            return self.wait_untraced(target, deadline)
         cdef int event = NO_EVENT
-        self.enter(c.SV_TRACE_TAKE)
+        self.enter_span(c.SV_TRACE_TAKE)
         try:
-            event = self.wait_until(target, deadline)
+            event = self.wait_untraced(target, deadline)
         finally:
-            self.enter(c.SV_TRACE_TAKE if event == DONE else c.SV_TRACE_CALLER)
+            self.enter_span(c.SV_TRACE_TAKE if event == DONE else c.SV_TRACE_CALLER)
         return event
 
-    cdef int wait_until(self, uint32_t target, int64_t deadline) except -1:
-        """Waits, without recording the wait.
-
-        The count of completions says when to read the rings; the rings say which requests are done.
-        """
-        if self.num_processes == 0:  # all was served
+    cdef int wait_untraced(self, uint32_t target, int64_t deadline) except -1:
+        # The count of completions says when to read the rings. The rings say which requests are
+        # done.
+        if self.num_processes == 0:  # this process has served all requests
             raise RuntimeError("the segment is damaged: a request or its answer is lost")
         if (c.sv_completion_check(self.completion, target)
                 and c.sv_completion_reached(self.answered(), target)):
             return DONE
-        c.sv_notice_wait(self.notice, c.sv_now_ns())
+        c.sv_notice_begin_wait(self.notice, c.sv_now_ns())
         try:
-            return self.sleep_for(target, deadline)
+            return self.wait_in_slices(target, deadline)
         finally:
-            c.sv_notice_go_on(self.notice)
+            c.sv_notice_end_wait(self.notice)
             self.publish()
 
-    cdef int serve_here(self) except -1:
-        """Serves the requests to envs in this process."""
-        self.enter(c.SV_TRACE_HERE)
+    cdef int serve_inline(self) except -1:
+        self.enter_span(c.SV_TRACE_HERE)
         self.waiting = True
         try:
-            self.inline()
+            self.inline_server()
         finally:
             self.waiting = False
         self.check_open()
         self.publish()
-        self.enter(c.SV_TRACE_TAKE)
+        self.enter_span(c.SV_TRACE_TAKE)
         return 0
 
-    cdef int sleep_for(self, uint32_t target, int64_t deadline) except -1:
-        """Waits for requests that are not done yet."""
+    cdef int wait_in_slices(self, uint32_t target, int64_t deadline) except -1:
         cdef int64_t slice_ns
         cdef int found
         cdef int event
-        if self.talking:
+        if self.channels_busy:
             self.pump()
         while True:
-            slice_ns = TALK_NS if self.talking else self.slice_ns
+            slice_ns = BUSY_SLICE_NS if self.channels_busy else self.slice_ns
             if self.down:
-                slice_ns = min(slice_ns, DOWN_NS)
+                slice_ns = min(slice_ns, DOWN_SLICE_NS)
             if deadline >= 0:
                 slice_ns = min(slice_ns, deadline - c.sv_now_ns())
                 if slice_ns <= 0:
@@ -641,17 +647,17 @@ cdef class Links:
             self.check_open()
             if c.sv_completion_reached(self.answered(), target):
                 if found != c.SV_WAIT_READY:
-                    self.count_anew()
+                    self.resync_count()
                 return DONE
             if found == c.SV_WAIT_READY:
-                target += self.count_anew()
+                target += self.resync_count()
             event = self.look_around()
             if event != NO_EVENT:
                 return event
 
     cdef int listen(self, workers, int64_t deadline) except -1:
-        """Waits until workers send something, for a slice at most."""
-        cdef int64_t slice_ns = DOWN_NS if self.down else SLICE_NS
+        """Waits until one of these workers sends something, for a slice at most."""
+        cdef int64_t slice_ns = DOWN_SLICE_NS if self.down else SLICE_NS
         if deadline >= 0:
             slice_ns = min(slice_ns, deadline - c.sv_now_ns())
             if slice_ns <= 0:
@@ -660,11 +666,11 @@ cdef class Links:
         return self.look_around()
 
     cdef int pump(self) except -1:
-        """Reads and writes the channels; messages wait in them until they are taken."""
-        self.talking = False
+        """Reads and writes the channels, which keep messages until they are taken."""
+        self.channels_busy = False
         for channel in self.channels:
             if channel.pump():
-                self.talking = True
+                self.channels_busy = True
         return 0
 
     cdef int check_open(self) except -1:
@@ -673,29 +679,29 @@ cdef class Links:
         return 0
 
     cdef int look_if_due(self) except -1:
-        """Looks around if the last time was a slice ago: a call may never have to wait."""
-        if c.sv_now_ns() - self.looked_at >= self.slice_ns:
+        # Calls that never have to wait look around here.
+        if c.sv_now_ns() - self.last_look_at >= self.slice_ns:
             return self.look_around()
         return NO_EVENT
 
     cdef int look_around(self) except -1:
-        """Checks signals, channels, ended workers and time limits, as after a slice of waiting."""
+        """Looks at signals, channels, deaths and time limits; returns the event to handle first."""
         cdef int64_t now = c.sv_now_ns()
         self.publish()
-        if now - self.looked_at > self.slice_ns + ABSENT_NS:
-            # This process may have been stopped with its workers (Ctrl-Z, a scheduler).
-            self.counted_from = now
+        if now > max(self.last_look_at + self.slice_ns, self.next_look_at) + STOPPED_NS:
+            # This process may have been stopped with its workers, by Ctrl-Z or a scheduler.
+            self.limits_count_from = now
             self.idle_since[:] = 0
-        self.looked_at = now
-        if now - self.reminded_at >= SLICE_NS:
-            self.reminded_at = now
+        self.last_look_at, self.next_look_at = now, 0
+        if now - self.last_reminder_at >= SLICE_NS:
+            self.last_reminder_at = now
             self.remind()
         PyErr_CheckSignals()
         self.check_open()
         self.pump()
-        if self.doing == STEP or self.doing == RESET:
-            self.workers.doing = "step" if self.doing == STEP else "reset"
-        self.dead = self.workers.dead()
+        if self.last_operation == STEP or self.last_operation == RESET:
+            self.workers.last_command = "step" if self.last_operation == STEP else "reset"
+        self.dead = self.workers.dead_workers()
         if self.dead:
             return DEAD
         if self.step_limit >= 0 or self.reset_limit >= 0 or self.hang_ns >= 0:
@@ -705,7 +711,7 @@ cdef class Links:
         return DOWN if self.down else NO_EVENT
 
     cdef uint32_t answered(self):
-        """The number of requests that are done according to the rings, in the unit of `issued`."""
+        """The requests that are done according to the rings, in the unit of `issued`."""
         cdef uint32_t worker
         cdef uint32_t done = self.issued
         for worker in range(self.num_workers):
@@ -713,21 +719,22 @@ cdef class Links:
             done += min(self.outstanding[worker], c.sv_ring_waiting(&self.completions[worker]))
         return done
 
-    cdef uint32_t count_anew(self):
+    cdef uint32_t resync_count(self):
         """Adopts the workers' count of completions; returns by how much it differs from the rings.
 
-        They differ if the count is damaged, if a worker has answered and died before it counted, or
-        if it has not counted yet. In the last case the next wait finds the count one too high, and
-        adopts it once more.
+        They differ if the count is damaged, if a worker has died between its answer and its count,
+        or if it is still between the two. In the last case the next wait finds the count one too
+        high, and adopts it once more.
         """
-        cdef uint32_t difference = c.sv_completion_done(self.completion) - self.answered()
+        cdef uint32_t done = c.sv_completion_done(self.completion)  # first: see `Ledger.arm`
+        cdef uint32_t difference = done - self.answered()
         self.issued += difference
         return difference
 
     cdef object find_overdue(self, int64_t now):
-        """A call of an env that takes longer than it may, or that a worker does not begin.
+        """An OverdueCall: one takes longer than it may, or a worker does not begin it; or None.
 
-        A suspiciously long call is reported to `workers.hung`, once.
+        Calls that seem to hang are reported to `workers.log_hanging`, once each.
         """
         cdef uint32_t worker
         cdef uint32_t env
@@ -736,91 +743,121 @@ cdef class Links:
         cdef c.sv_counters *counters
         cdef list hanging = []
         overdue = None
+        self.next_limit_at = now + self.shortest_limit  # of calls that have not begun
         for worker in range(self.num_workers):
             counters = c.sv_segment_counters(self.segment.base, &self.segment.plan, worker)
             busy = c.sv_busy_for(&counters.activity, now, &elapsed)
             if busy != 0 or self.has_answered(worker):
                 self.idle_since[worker] = 0
             elif (self.idle_since[worker] == 0
-                  or self.idle_answered[worker] != c.sv_counter_get(&counters.requests)):
+                  or self.answers_at_idle[worker] != c.sv_counter_get(&counters.requests)):
                 self.idle_since[worker] = now
-                self.idle_answered[worker] = c.sv_counter_get(&counters.requests)
+                self.answers_at_idle[worker] = c.sv_counter_get(&counters.requests)
             else:
                 elapsed = now - self.idle_since[worker]
-                busy = c.sv_busy(self.firsts[worker], c.SV_IN_STEP)
+                busy = c.sv_busy(self.first_envs[worker], c.SV_IN_STEP)
             if c.sv_busy_doing(busy) != c.SV_IN_SEVERAL:
                 found = self.check_limit(worker, busy, now, elapsed, hanging)
                 overdue = overdue or found
                 continue
-            for env in range(self.firsts[worker], self.firsts[worker] + self.counts[worker]):
+            for env in range(self.first_envs[worker],
+                             self.first_envs[worker] + self.env_counts[worker]):
                 busy = c.sv_busy_for(
                     &c.sv_segment_timings(self.segment.base, &self.segment.plan, env).activity, now,
                     &elapsed)
                 found = self.check_limit(worker, busy, now, elapsed, hanging)
                 overdue = overdue or found
         if hanging:
-            self.workers.hung(hanging)
+            self.workers.log_hanging(hanging)
         return overdue
 
     cdef object check_limit(self, uint32_t worker, uint64_t busy, int64_t now, int64_t elapsed,
                             list hanging):
-        """What a worker is busy with, if it takes longer than it may; else None.
+        """The OverdueCall that a worker is busy with, or None.
 
-        Something suspiciously long is added to `hanging`, the first of a worker's.
+        What seems to hang is added to `hanging`, one call a worker.
         """
         cdef int64_t began
         cdef int64_t limit
         cdef uint32_t env = <uint32_t>c.sv_busy_env(busy)
         if busy == 0:
             return None
-        began, elapsed = now - elapsed, min(elapsed, now - self.counted_from)
+        if not self.is_busy_with_own(worker, busy):
+            env = self.first_envs[worker]
+        began = now - elapsed
+        elapsed = min(elapsed, now - max(self.limits_count_from, self.limit_begins[env]))
         limit = self.limit_of(busy)
         if self.idle_since[worker] != 0:
-            limit = -1 if limit < 0 else max(limit, BEGIN_NS)
-        if not self.has(worker, busy):
-            env = self.firsts[worker]
-        if 0 <= self.hang_ns < elapsed and self.hang_reported[env] != began:
-            self.hang_reported[env] = began
+            limit = -1 if limit < 0 else max(limit, BEGIN_LIMIT_NS)
+        for left in (limit - elapsed, self.hang_ns - elapsed):
+            if left >= 0:
+                self.next_limit_at = min(self.next_limit_at, now + <int64_t>left)
+        if 0 <= limit < elapsed:  # the policy may have it interrupted first
+            self.next_limit_at = min(self.next_limit_at, now + SLICE_NS)
+        if 0 <= self.hang_ns < elapsed and self.reported_hangs[env] != began:
+            self.reported_hangs[env] = began
             if not hanging or hanging[len(hanging) - 1][0] != worker:
-                hanging.append((worker, self.busy_with(worker, busy), 1e-9 * elapsed))
+                hanging.append((worker, self.activity_of(worker, busy), 1e-9 * elapsed))
         if limit < 0 or elapsed <= limit:
             return None
-        if not self.has(worker, busy):
+        if not self.is_busy_with_own(worker, busy):
             raise RuntimeError(
                 f"the segment is damaged: worker {worker} is busy with an env that it has not")
-        return Overdue(c.sv_busy_env(busy), c.sv_busy_name(busy).decode(),
+        return OverdueCall(c.sv_busy_env(busy), c.sv_busy_name(busy).decode(),
                        1e-9 * self.limit_of(busy), began)
+
+    def restart_limit(self):
+        """Has the limit of the overdue call count anew: the user knows of it."""
+        if self.overdue is not None:
+            self.limit_begins[self.overdue.env] = c.sv_now_ns()
 
     cpdef bint has_answered(self, uint32_t worker) noexcept:
         return self.outstanding[worker] <= c.sv_ring_waiting(&self.completions[worker])
 
     cdef int64_t limit_of(self, uint64_t busy) noexcept:
-        """How long a call may take; -1 if there is no limit."""
+        """How long a call may take; -1: there is no limit."""
         if c.sv_busy_doing(busy) == c.SV_IN_STEP:
             return self.step_limit
         return self.reset_limit if c.sv_busy_doing(busy) == c.SV_IN_RESET else -1
 
-    cdef bint has(self, uint32_t worker, uint64_t busy):
-        """Whether the env that a worker says it is busy with is its own; else there is damage."""
-        cdef uint32_t first = self.firsts[worker]
-        return first <= c.sv_busy_env(busy) < first + self.counts[worker]
+    cdef bint is_busy_with_own(self, uint32_t worker, uint64_t busy):
+        # It is, unless the segment is damaged.
+        cdef uint32_t first = self.first_envs[worker]
+        return first <= c.sv_busy_env(busy) < first + self.env_counts[worker]
 
-    cdef object busy_with(self, uint32_t worker, uint64_t busy):
-        """What a worker is busy with: (env, "step", "reset" or "call"); None: none of these."""
-        if self.idle_since[worker] != 0 or not self.has(worker, busy):
+    cdef object activity_of(self, uint32_t worker, uint64_t busy):
+        """What a worker is busy with: (env, "step", "reset" or "call"), or None."""
+        if self.idle_since[worker] != 0 or not self.is_busy_with_own(worker, busy):
             return None
         return c.sv_busy_env(busy), c.sv_busy_name(busy).decode()
 
-    cdef int follow_if_due(self) except -1:
-        """Reads the usable cores, if the last reading was a second ago."""
-        if self.waiter.ended - self.followed_at >= FOLLOW_NS:
-            self.follow()
+    cdef bint is_due(self) noexcept:
+        """Whether to look around at once, and not once a slice is over."""
+        return self.shortest_limit >= 0 and c.sv_now_ns() > self.next_limit_at
+
+    cdef object look_timeout(self, bint in_flight):
+        """Seconds after which an event loop looks around if nothing wakes it; None: it need not.
+
+        Limits count anew if the event loop is much later than that.
+        """
+        cdef int64_t now = c.sv_now_ns()
+        self.next_look_at = NEVER_NS
+        if self.down:
+            return 1e-9 * DOWN_SLICE_NS
+        if not in_flight or self.shortest_limit < 0:
+            return None
+        self.next_look_at = max(self.next_limit_at, now) + BUSY_SLICE_NS
+        return 1e-9 * (self.next_look_at - now)
+
+    cdef int update_budgets_if_due(self) except -1:
+        if self.waiter.ended_at - self.budgets_read_at >= CORES_INTERVAL_NS:
+            self.update_budgets()
         return 0
 
-    cdef int follow(self) except -1:
-        """Reads the usable cores, and sets the budgets for waits of parent and workers."""
+    cdef int update_budgets(self) except -1:
+        """Sets the budgets for waits of caller and workers, by the cores that are usable now."""
         cdef c.sv_budget budget
-        now = self.budgets()
+        now = self.read_budgets()
         budget.pause, budget.yield_, budget.linger, budget.window = now.worker
         c.sv_policy_set(c.sv_segment_policy(self.segment.base, &self.segment.plan), budget,
                         now.homing, now.cores)
@@ -828,52 +865,57 @@ cdef class Links:
         self.lingering = budget.linger > 0
         budget.pause, budget.yield_, budget.linger, budget.window = now.parent
         self.waiter.budget = budget
-        self.followed_at = c.sv_now_ns()
+        self.budgets_read_at = c.sv_now_ns()
         return 0
 
     # ---- tracing -----------------------------------------------------------------------------
 
-    cdef void enter(self, uint32_t kind) noexcept:
-        """Begins a span of the parent's trace; another thread changes nothing during a wait."""
+    cdef void enter_span(self, uint32_t kind) noexcept:
+        """Begins a span of the caller's trace, unless another thread is in a wait."""
         if self.waiter.trace is not NULL and not self.waiting:
             c.sv_trace_enter(self.waiter.trace, kind, c.sv_now_ns())
+
+    cdef int announce_message(self, uint32_t worker, uint32_t operation,
+                              uint32_t sequence) except -1:
+        """Tells a worker of a message by a request that is neither answered nor counted."""
+        cdef c.sv_record request
+        request.sequence, request.operation = sequence, operation
+        request.first, request.count = self.first_envs[worker], 0
+        return self.push(worker, &request)
 
     def record(self, Recorder recorder, workers=(), packed=None, descriptor=-1):
         """Starts recording a trace; None stops it.
 
-        Workers get a message and the memory with a request that they do not answer and that no
-        count includes. So envs may be in flight, and there is no wait for workers. The request
-        never takes the room on a ring that requests to envs and CLOSE may need.
+        Workers are told of the memory by a message. So envs may be in flight, and nothing waits for
+        workers. The request leaves the room on a ring that requests to envs, their reset settings
+        and CLOSE may need.
         """
-        cdef c.sv_record request
         cdef uint32_t worker
         for worker in workers:  # before the first of them gets its request
-            if c.sv_ring_room(&self.requests[worker]) < self.counts[worker] + 2:
+            if c.sv_ring_room(&self.requests[worker]) < 2 * self.env_counts[worker] + 2:
                 raise RuntimeError(
                     f"worker {worker} has not come yet to the traces that were begun before: first "
                     "take the results of what its envs were asked")
-        self.enter(c.SV_TRACE_NOTHING)
+        self.enter_span(c.SV_TRACE_NOTHING)
         self.sequence += 1
-        for worker in workers:  # first: without a request a message is discarded
+        for worker in workers:  # first: a message without a request is discarded
             self.channels[worker].put(self.sequence, packed, (descriptor,))
-            self.talking = True
-            request.sequence, request.operation = self.sequence, TRACE
-            request.first, request.count = self.firsts[worker], 0
-            self.push(worker, &request)
+            self.channels_busy = True
+            self.announce_message(worker, TRACE, self.sequence)
         if workers:
             self.ring(c.SV_EVERYONE)
-            if (self.inline is not None and self.outstanding[self.num_processes] == 0
+            if (self.inline_server is not None and self.outstanding[self.num_processes] == 0
                     and not self.waiting):
-                self.inline()  # else it would be served with the next request to envs
+                self.inline_server()  # it would else begin with the next request to envs
         self.waiter.trace = NULL if recorder is None else &recorder.trace
         self.recorder = recorder
-        self.enter(c.SV_TRACE_CALLER)
+        self.enter_span(c.SV_TRACE_CALLER)
         self.guard.record(recorder)
 
     # ---- workers -----------------------------------------------------------------------------
 
     cdef int renew(self, uint32_t worker) except -1:
-        """Renews the rings of a dead worker, for its successor."""
+        """Makes the rings of a dead worker anew, for its successor."""
         self.issued -= self.outstanding[worker]
         self.outstanding[worker] = 0
         c.sv_segment_renew(self.segment.base, &self.segment.plan, worker)
@@ -882,21 +924,23 @@ cdef class Links:
     def is_idle(self, uint32_t worker):
         return self.outstanding[worker] == 0
 
+    cdef object envs_of(self, uint32_t worker):
+        cdef Py_ssize_t first = self.first_envs[worker]
+        return range(first, first + self.env_counts[worker])
+
     def steps_of(self, uint32_t worker):
-        """Steps of envs made by the worker's present process."""
+        """Steps of envs that the worker's present process has made."""
         return c.sv_counter_get(
             &c.sv_segment_counters(self.segment.base, &self.segment.plan, worker).steps)
 
     # ---- counters for onlookers ----------------------------------------------------------------
 
     cdef int publish(self) except -1:
-        """Publishes the parent's counters."""
         self.tally.requests = self.issued
         c.sv_counters_publish(&self.notice.parent, &self.tally)
         return 0
 
     def insight(self):
-        """What the segment says about the vector env now."""
         self.publish()
         return Insight(self.segment)
 
@@ -914,147 +958,148 @@ cdef class Links:
 
 # ==== frames ======================================================================================
 #
-# Which frame has the results of which env, and which one a request names: memory.pyx says what rows
-# and frames are, and how rows are lent.
+# Which frame has the results of which env, and which frame a request names. memory.pyx says what
+# rows and frames are, and how rows are lent.
 #
 #     memory               what the user gets                     overwritten
-#     one frame            copies; with copy=False observations   by the next step
-#                          as they lie there, without a lease
-#     a frame more, where  (so that an env whose results are      by the step after the next
-#     faults are handled   lost can show its last ones)
+#     one frame            copies; with copy=False the            by the next step
+#                          observations there, without a lease
+#     a frame more, where  the same; an env whose results are     by the step after the next
+#     faults are handled   lost can show its last ones
 #     num_buffers frames,  views of a batch of neighbours,        after their lease
 #     with copy=False      leased; copies of other batches
 #     blocks, for large    the observations of a batch step,      after their lease
 #     observations         leased; the other arrays are copies
 #     rollouts             views of all their frames, leased      after their lease
 #
-# The parent itself writes results only of envs that are not in flight: `truncate`, `mark_truncated`
-# and `copy_back_from_rollout` do.
+# The caller writes results only of envs that are not in flight: `truncate`, `mark_truncated` and
+# `copy_back_from_rollout` do.
 #
 # The lease of a batch ends `hold_batches` batches later, if not before.
 #
-# With copy=True the workers write large observations to the frame and to a block: the block becomes
-# the user's, who may write to it, and the frame keeps what later results of other envs are returned
-# with. So the parent need not copy, for which all workers would have to wait (a third of a step of
-# 32 envs that only return pictures). Where all blocks are leased, or after a fault or an interrupted
-# call, the observations are copied from the frame.
+# With copy=True the workers write large observations to the frame and to a block. The block becomes
+# the user's, who may write to it; the frame keeps the observations for later results of other envs.
+# This saves the caller a copy, for which all workers would wait (a third of a step of 32 envs that
+# only return pictures). Where all blocks are leased, or after a fault or an interrupted call, the
+# observations are copied from the frame.
 #
-# The numbers in requests: first the frames at home, in the segment; then the same frames with each
-# of the blocks; then the frames of rollouts, in memory of their own. An env's row is its frame's
-# number * num_envs + env. The last results of all envs lie at home, or all in rollouts.
+# Requests number the frames: first those in the segment; then the same with each of the blocks;
+# then those of rollouts, in memory of their own. An env's row is its frame's number * num_envs +
+# env. The last results of all envs lie in the segment, or all in rollouts.
 
 @cython.final
 cdef class Frames:
     """Register of where each env's last results are, and where its next ones go."""
 
-    cdef Results home             # frames in the segment
-    cdef readonly Results rollouts  # frames after these, in memory of their own; None: none
+    cdef Results segment_frames         # the frames in the segment
+    cdef readonly Results rollouts      # frames after these, in memory of their own; None: none
     cdef Py_ssize_t num_envs
-    cdef Py_ssize_t[::1] everyone  # indices of all envs
-    cdef Py_ssize_t[::1] rows     # by env: the row where its last results are, or will be
-    cdef Py_ssize_t[::1] last_rows  # by env: the row of the results before these
-    cdef Py_ssize_t[::1] chosen   # by env: the frame for its next results
+    cdef Py_ssize_t[::1] all_envs       # indices of all envs
+    cdef Py_ssize_t[::1] rows           # by env: the row where its last results are, or will be
+    cdef Py_ssize_t[::1] previous_rows  # by env: the row of the results before these
+    cdef Py_ssize_t[::1] next_frames    # by env: the frame for its next results
     cdef bint copy
-    cdef bint leasing             # batches are returned as views, which are leased
-    cdef bint keep_last           # new results do not overwrite the last ones
-    cdef bint several             # there are several frames at home
-    cdef Blocks blocks            # None: there are none
-    cdef Py_ssize_t block         # with all envs' last observations, until it is lent; -1: none
-    cdef Py_ssize_t beyond        # the number of the rollouts' first frame
-    cdef Py_ssize_t hold_batches  # further batches after which a lease ends; 0: it does not
-    cdef object batches           # weak references to the leases of the last batches
+    cdef bint leasing                   # batches are returned as views, which are leased
+    cdef bint keep_last                 # new results do not overwrite the last ones
+    cdef bint has_several_frames        # in the segment
+    cdef Blocks blocks                  # None: there are none
+    cdef Py_ssize_t unlent_block        # a block with all envs' last observations; -1: none
+    cdef Py_ssize_t first_rollout_frame  # the number of the rollouts' first frame
+    cdef Py_ssize_t hold_batches        # further batches after which a lease ends; 0: it does not
+    cdef object recent_leases           # weak references to the leases of the last batches
 
-    def __init__(self, Results home, copy=True, leasing=False, keep_last=False,
+    def __init__(self, Results segment_frames, copy=True, leasing=False, keep_last=False,
                  Blocks blocks=None, hold_batches=None):
-        self.home = home
+        self.segment_frames = segment_frames
         self.copy = copy
         self.leasing = leasing
         self.keep_last = keep_last
-        self.several = leasing or keep_last
+        self.has_several_frames = leasing or keep_last
         self.blocks = blocks
-        self.block = -1
-        self.beyond = home.num_frames
+        self.unlent_block = -1
+        self.first_rollout_frame = segment_frames.num_frames
         if blocks is not None:
-            self.beyond += home.num_frames * blocks.num_blocks
+            self.first_rollout_frame += segment_frames.num_frames * blocks.num_blocks
         self.hold_batches = 0 if hold_batches is None else hold_batches
-        self.batches = deque()
-        self.num_envs = home.num_envs
-        self.everyone = np.arange(home.num_envs, dtype=np.intp)
-        self.rows = np.arange(home.num_envs, dtype=np.intp)
-        self.last_rows = np.arange(home.num_envs, dtype=np.intp)
-        self.chosen = np.zeros(home.num_envs, np.intp)
+        self.recent_leases = deque()
+        self.num_envs = segment_frames.num_envs
+        self.all_envs = np.arange(segment_frames.num_envs, dtype=np.intp)
+        self.rows = np.arange(segment_frames.num_envs, dtype=np.intp)
+        self.previous_rows = np.arange(segment_frames.num_envs, dtype=np.intp)
+        self.next_frames = np.zeros(segment_frames.num_envs, np.intp)
 
     # ---- frames for new results --------------------------------------------------------------
 
-    cdef Py_ssize_t free(self, const Py_ssize_t[::1] envs):
-        """A frame where no row of these envs is leased or shows the last results; -1 if none."""
+    cdef Py_ssize_t find_free(self, const Py_ssize_t[::1] envs):
+        """A frame where no row of these envs is leased or shows the last results; -1: none."""
         cdef Py_ssize_t frame
         cdef Py_ssize_t i
         cdef Py_ssize_t row
-        for frame in range(self.home.num_frames):
+        for frame in range(self.segment_frames.num_frames):
             for i in range(envs.shape[0]):
                 row = frame * self.num_envs + envs[i]
-                if c.sv_is_marked(&self.home.marks[0], row) or (
+                if c.sv_is_marked(&self.segment_frames.marks[0], row) or (
                         self.keep_last and self.rows[envs[i]] == row):
                     break
             else:
                 return frame
         return -1
 
-    cdef Py_ssize_t choose(self, const Py_ssize_t[::1] envs) except -1:
-        """A frame at home for new results of these envs, none of which is in flight."""
+    cdef Py_ssize_t choose_in_segment(self, const Py_ssize_t[::1] envs) except -1:
+        """A frame in the segment for new results of these envs, none of which is in flight."""
         cdef Py_ssize_t frame
         cdef Py_ssize_t i
-        if not self.several:
+        if not self.has_several_frames:
             return 0
-        frame = self.free(envs)
+        frame = self.find_free(envs)
         if frame >= 0:
             return frame
         if not self.leasing:  # the last results of all envs need not lie in one frame
             for i in range(envs.shape[0]):
                 if self.rows[envs[i]] != envs[i]:
-                    self.home.copy_row(self.home, self.rows[envs[i]], envs[i])
+                    self.segment_frames.copy_row(self.segment_frames, self.rows[envs[i]], envs[i])
                     self.rows[envs[i]] = envs[i]
             return 1
-        gc.collect()  # frees batches that only a reference cycle keeps
-        frame = self.free(envs)
+        gc.collect()  # it frees batches that only a reference cycle keeps
+        frame = self.find_free(envs)
         if frame < 0:
             raise BufferError(
-                f"envs {list(envs)}: all {self.home.num_frames - self.keep_last} buffers are held "
-                "by batches that are still in use. Drop their arrays (or copy what you keep), call "
-                "release(), set hold_batches, or raise num_buffers. Nothing was sent to any env."
+                f"envs {list(envs)}: all {self.segment_frames.num_frames - self.keep_last} buffers "
+                "are held by batches that are still in use. Drop their arrays (or copy what you "
+                "keep), call release(), set hold_batches, or raise num_buffers. "
+                "Nothing was sent to any env."
             )
         return frame
 
-    cdef int choose_for(self, const Py_ssize_t[::1] envs, Py_ssize_t rollout_frame) except -1:
-        """Chooses one frame for new results of these envs; `aim` is the commit."""
+    cdef int choose(self, const Py_ssize_t[::1] envs, Py_ssize_t rollout_frame) except -1:
+        """Chooses one frame for new results of these envs; `set_next_row` is the commit."""
         cdef Py_ssize_t i
-        cdef Py_ssize_t frame
-        frame = self.choose(envs) if rollout_frame < 0 else self.beyond + rollout_frame
+        cdef Py_ssize_t frame = self.first_rollout_frame + rollout_frame
+        if rollout_frame < 0:
+            frame = self.choose_in_segment(envs)
         for i in range(envs.shape[0]):
-            self.chosen[envs[i]] = frame
+            self.next_frames[envs[i]] = frame
         return 0
 
-    cdef inline void aim(self, Py_ssize_t env, Py_ssize_t frame) noexcept:
-        """Notes where an env's next results will be."""
-        self.last_rows[env] = self.rows[env]
+    cdef inline void set_next_row(self, Py_ssize_t env, Py_ssize_t frame) noexcept:
+        self.previous_rows[env] = self.rows[env]
         self.rows[env] = frame * self.num_envs + env
 
-    cdef Py_ssize_t aim_all(self, Py_ssize_t rollout_frame) except -1:
-        """Notes the frame for new results of all envs, of the rollouts or at home; returns it."""
-        cdef Py_ssize_t frame = self.beyond + rollout_frame
+    cdef Py_ssize_t set_next_rows(self, Py_ssize_t rollout_frame) except -1:
+        """Sets the frame for new results of all envs; returns the number that requests name."""
+        cdef Py_ssize_t frame = self.first_rollout_frame + rollout_frame
         cdef Py_ssize_t env
         if rollout_frame < 0:
             if self.keep_last:
                 self.copy_back_from_rollout()  # the last results are needed
-            frame = self.choose(self.everyone)
-        # Nothing from here on raises.
+            frame = self.choose_in_segment(self.all_envs)
+        # The commit.
         for env in range(self.num_envs):
-            self.aim(env, frame)
-        self.block = -1
+            self.set_next_row(env, frame)
+        self.unlent_block = -1
         if self.blocks is not None and rollout_frame < 0:
-            self.block = self.blocks.unleased()
-            frame += (1 + self.block) * self.home.num_frames
+            self.unlent_block = self.blocks.find_unleased()
+            frame += (1 + self.unlent_block) * self.segment_frames.num_frames
         return frame
 
     cdef Py_ssize_t frame_of(self, Py_ssize_t env) noexcept:
@@ -1063,107 +1108,106 @@ cdef class Frames:
 
     # ---- rollouts ----------------------------------------------------------------------------
 
-    cdef bint in_rollout(self) noexcept:
-        """Whether the last results lie in rollouts."""
-        return self.frame_of(0) >= self.beyond
+    cdef bint is_in_rollout(self) noexcept:
+        return self.frame_of(0) >= self.first_rollout_frame
 
     cdef object rollout_rows(self):
-        """The row of each env's last results among those of the rollouts."""
-        return np.asarray(self.rows) - self.beyond * self.num_envs
+        """The row of each env's last results, counted from the rollouts' first one."""
+        return np.asarray(self.rows) - self.first_rollout_frame * self.num_envs
 
-    def in_rollout_frames(self, Results rollouts, Py_ssize_t first, Py_ssize_t last):
-        """Whether the last results of all envs are in these rollouts' frames first to last."""
+    def is_in_rollout_frames(self, Results rollouts, Py_ssize_t first, Py_ssize_t last):
+        """Whether the last results of all envs lie in these rollouts, in frames first to last."""
         cdef Py_ssize_t env
         for env in range(self.num_envs):
-            if not first <= self.frame_of(env) - self.beyond <= last:
+            if not first <= self.frame_of(env) - self.first_rollout_frame <= last:
                 return False
         return self.rollouts is rollouts
 
     def set_rollouts(self, Results rollouts):
-        """Takes the frames of rollouts, in place of any before."""
         self.copy_back_from_rollout()
         self.rollouts = rollouts
 
     def start_rollout(self, Py_ssize_t frame):
         """Copies the last results to a frame of the rollouts."""
         cdef Py_ssize_t env
-        if self.in_rollout():
+        if self.is_in_rollout():
             self.rollouts.copy_rows(self.rollouts, self.rollout_rows(), frame * self.num_envs)
         else:
-            self.rollouts.copy_rows(self.home, self.rows, frame * self.num_envs)
+            self.rollouts.copy_rows(self.segment_frames, self.rows, frame * self.num_envs)
         for env in range(self.num_envs):
-            self.aim(env, self.beyond + frame)
+            self.set_next_row(env, self.first_rollout_frame + frame)
 
     cpdef int copy_back_from_rollout(self, Py_ssize_t num_in_flight=0) except -1:
         """Copies the last results to the segment if they are in a rollout.
 
-        Raises if envs are in flight, whose results are still pending there.
+        Raises:
+            RuntimeError: Envs are in flight, whose results go to the rollout.
         """
         cdef Py_ssize_t env
         cdef Py_ssize_t frame
-        if self.in_rollout():
+        if self.is_in_rollout():
             if num_in_flight > 0:
                 raise RuntimeError(
                     "envs are in flight whose results go to a rollout: wait until they are taken, "
                     "or discard them. Nothing was sent to any env.")
-            frame = self.choose(self.everyone)
-            self.home.copy_rows(self.rollouts, self.rollout_rows(), frame * self.num_envs)
+            frame = self.choose_in_segment(self.all_envs)
+            self.segment_frames.copy_rows(self.rollouts, self.rollout_rows(), frame * self.num_envs)
             for env in range(self.num_envs):
-                self.rows[env] = self.last_rows[env] = frame * self.num_envs + env
+                self.rows[env] = self.previous_rows[env] = frame * self.num_envs + env
         return 0
 
     # ---- single envs -------------------------------------------------------------------------
 
-    cdef Results find(self, Py_ssize_t *row):
-        """The results that have a row; the row becomes its number among theirs."""
-        if row[0] < self.beyond * self.num_envs:
-            return self.home
-        row[0] -= self.beyond * self.num_envs
+    cdef Results resolve(self, Py_ssize_t *row):
+        """The Results that have a row, which becomes the number of the row among theirs."""
+        if row[0] < self.first_rollout_frame * self.num_envs:
+            return self.segment_frames
+        row[0] -= self.first_rollout_frame * self.num_envs
         return self.rollouts
 
-    cdef bint ends(self, Py_ssize_t row) noexcept:
-        """Whether the results in a row ended an episode."""
-        cdef Results results = self.find(&row)
+    cdef bint ends_episode(self, Py_ssize_t row) noexcept:
+        cdef Results results = self.resolve(&row)
         return results.terminated_of[row] or results.truncated_of[row]
 
-    cdef bint over(self, Py_ssize_t env) noexcept:
+    cdef bint is_over(self, Py_ssize_t env) noexcept:
         """Whether the env's last results ended an episode."""
-        return self.ends(self.rows[env])
+        return self.ends_episode(self.rows[env])
 
     cdef bint was_over(self, Py_ssize_t env) noexcept:
         """Whether the results before its last ones ended an episode."""
-        return self.rows[env] != self.last_rows[env] and self.ends(self.last_rows[env])
+        return (self.rows[env] != self.previous_rows[env]
+                and self.ends_episode(self.previous_rows[env]))
 
     cdef int truncate(self, Py_ssize_t env) except -1:
         """Makes the env's results its last observation, reward 0 and a truncation."""
         cdef Py_ssize_t row = self.rows[env]
-        cdef Py_ssize_t last = self.last_rows[env]
-        cdef Results results = self.find(&row)
-        cdef Results before = self.find(&last)
-        self.block = -1
-        if self.rows[env] != self.last_rows[env]:
+        cdef Py_ssize_t last = self.previous_rows[env]
+        cdef Results results = self.resolve(&row)
+        cdef Results before = self.resolve(&last)
+        self.unlent_block = -1
+        if self.rows[env] != self.previous_rows[env]:
             results.observations.copy_row(before.observations, last, row)
-        results.reward_of[row] = 0
+        results.clear_reward(row)
         results.terminated_of[row] = False
         results.truncated_of[row] = True
         return 0
 
     cdef object last_observation(self, Py_ssize_t env, bint before):
-        """An env's last observation; with ``before``, if its step is lost, the one before that."""
-        cdef Py_ssize_t row = self.last_rows[env] if before else self.rows[env]
-        cdef Results results = self.find(&row)
+        """An env's last observation; with `before`, as its step is lost, the one before that."""
+        cdef Py_ssize_t row = self.previous_rows[env] if before else self.rows[env]
+        cdef Results results = self.resolve(&row)
         return results.observations.get(row)
 
     cdef int mark_truncated(self, Py_ssize_t env) except -1:
         cdef Py_ssize_t row = self.rows[env]
-        cdef Results results = self.find(&row)
+        cdef Results results = self.resolve(&row)
         results.truncated_of[row] = True
         return 0
 
     # ---- results -----------------------------------------------------------------------------
 
     cdef Py_ssize_t first_row(self):
-        """The first row of the last results if they lie in one frame; else -1."""
+        """The first row of the last results if they lie in one frame; -1: they do not."""
         cdef Py_ssize_t env
         for env in range(1, self.num_envs):
             if self.rows[env] != self.rows[0] + env:
@@ -1171,38 +1215,38 @@ cdef class Frames:
         return self.rows[0]
 
     def observe(self):
-        """The observations of all envs: copies, or the live slabs, as the vector env was made."""
+        """The observations of all envs: copies; with copy=False the slab itself, if it has them."""
         cdef Py_ssize_t first = self.first_row()
         if self.leasing or first < 0:
-            return self.home.observations.gather(self.rows)
-        return self.home.observations.batch(self.copy, first, self.num_envs)
+            return self.segment_frames.observations.gather(self.rows)
+        return self.segment_frames.observations.batch(self.copy, first, self.num_envs)
 
-    cdef tuple all(self, infos):
+    cdef tuple results_of_all(self, infos):
         """Observations, rewards, terminations and truncations of all envs, and these infos."""
-        cdef Results home = self.home
-        cdef Py_ssize_t block = self.block
+        cdef Results frames = self.segment_frames
+        cdef Py_ssize_t block = self.unlent_block
         self.copy_back_from_rollout()  # no env was asked since the rollout's last step
-        self.block = -1  # it is lent once at most
+        self.unlent_block = -1  # it is lent once at most
         if block >= 0:
             observations = self.blocks.lend(block)
         else:
             observations = self.observe()
-        self.count_batch(None)
-        if not self.several:
-            return (observations, (<Pool>home.copies[0]).copy(), (<Pool>home.copies[1]).copy(),
-                    (<Pool>home.copies[2]).copy(), infos)
-        return (observations, *home.rewards_and_flags(self.rows), infos)
+        self.note_batch(None)
+        if not self.has_several_frames:
+            return (observations, (<Pool>frames.copy_pools[0]).copy(),
+                    (<Pool>frames.copy_pools[1]).copy(), (<Pool>frames.copy_pools[2]).copy(), infos)
+        return (observations, *frames.rewards_and_flags(self.rows), infos)
 
-    cdef tuple some(self, object envs, infos):
-        """The same of some envs, in this order; where they may be, the arrays are leased views."""
+    cdef tuple results_of(self, object envs, infos):
+        """The same of some envs, in this order: leased views if they may be, else copies."""
         cdef Py_ssize_t i
         cdef Py_ssize_t count = len(envs)
         cdef const Py_ssize_t[::1] row_of
         cdef Lease lease = None
-        if self.in_rollout():  # who fills a rollout reads it there; other calls get copies
+        if self.is_in_rollout():  # the user reads the rollout there; other calls get copies
             results = self.rollouts.gather(self.rollout_rows()[envs])
-        elif not self.several:
-            results = self.home.gather(envs)
+        elif not self.has_several_frames:
+            results = self.segment_frames.gather(envs)
         else:
             rows = np.asarray(self.rows)[envs]
             row_of = rows
@@ -1211,64 +1255,67 @@ cdef class Frames:
                     break
             else:
                 if self.leasing and count > 0:
-                    lease = self.home.lease(row_of[0], count)
-            results = self.home.gather(rows) if lease is None else self.home.view(lease, (count,))
-        self.count_batch(lease)
+                    lease = self.segment_frames.lease(row_of[0], count)
+            if lease is None:
+                results = self.segment_frames.gather(rows)
+            else:
+                results = self.segment_frames.view(lease, (count,))
+        self.note_batch(lease)
         return (*results, infos)
 
-    cdef int count_batch(self, Lease lease) except -1:
+    cdef int note_batch(self, Lease lease) except -1:
         """Notes a batch and its lease, if it has one; ends the lease of an older batch."""
         if self.hold_batches == 0:
             return 0
-        self.batches.append(None if lease is None else ref(lease))
-        if len(self.batches) > self.hold_batches:
-            oldest = self.batches.popleft()
+        self.recent_leases.append(None if lease is None else ref(lease))
+        if len(self.recent_leases) > self.hold_batches:
+            oldest = self.recent_leases.popleft()
             alive = None if oldest is None else oldest()
             if alive is not None:
                 alive.release()
         return 0
 
 cdef enum State:
-    IDLE       # not asked, or its answer was taken; its episode may be broken: see Ledger.after
+    IDLE       # not asked, or its answer was taken; Ledger.next_faults says whether it is broken
     IN_FLIGHT  # asked, and has not answered
-    READY      # it has answered: it is in the queue
+    READY      # has answered, and is in the queue
     LOST       # asked, and its worker has died
     FAILED     # asked, and has raised
 
 
-cdef struct Entry:          # of one env
+cdef struct Entry:              # of one env
     uint32_t worker
-    uint32_t sequence       # the number of its request
-    uint32_t state          # a State
-    uint32_t operation      # of its request
-    bint by_user            # whether its request is a reset by the caller
-    uint64_t check          # the number of the last check that named it
-    Py_ssize_t previous     # in the queue of ready envs, from the oldest to the newest; -1: none
-    Py_ssize_t next
+    uint32_t sequence           # of its request
+    uint32_t state              # a State
+    uint32_t operation          # of its request
+    bint is_user_reset          # its request is a reset that the user has asked for
+    uint64_t check_number       # of the last `check_idle` that named it
+    Py_ssize_t previous_ready   # the next older one in the queue of ready envs; -1: none
+    Py_ssize_t next_ready       # the next newer one
 
 
 # ==== infos =======================================================================================
 #
-# Infos in the parent: reads them from rings and channels, and gathers them for a batch.
+# Infos on the caller's side: they are read from rings and channels, and gathered for a batch.
 #
 # A batch's infos become Gymnasium's dict of arrays (a *column* a key), or one dict for each env.
-# ``VectorEnv._add_info`` defines the dict of arrays: a value that is not a plain store into a
-# column of the same dtype is given to that very method, so that results equal ``SyncVectorEnv``'s.
+# ``VectorEnv._add_info`` defines the dict of arrays. A value that is not a plain store into a
+# column of the same dtype goes to that method, so that results equal ``SyncVectorEnv``'s.
 #
 # Reading runs the user's code (unpickling, ``_add_info``) and may raise. The call that takes the
-# envs then ends with that exception, and their answers are discarded, so that a message which
-# cannot be read raises only once. Envs that the call does not take keep their messages.
+# envs then ends with that exception, and their answers are discarded. So a message that cannot be
+# read raises only once. Envs that the call does not take keep their messages.
 
 cdef object _ndarray = np.ndarray
 cdef object _plain_add_info = VectorEnv._add_info
 
 
-cdef object report_of(fault, bint cut_off, list last):
+cdef object make_report(fault, bint cut_off, list last):
     return tuple.__new__(Report, (fault, cut_off, last))  # in C: the commits run no Python code
 
 
-class Batch(VectorEnv):
-    """Stand-in for a vector env of fewer envs, so that Gymnasium gathers their infos."""
+class VectorEnvStub(VectorEnv):
+    """Stands for a vector env of fewer envs, so that Gymnasium gathers their infos."""
 
     def __init__(self, num_envs):
         self.num_envs = num_envs
@@ -1300,9 +1347,9 @@ cdef class Column:
         self.mask_key = f"_{key}"
         self.children = Columns()
 
-    cdef bint enter(self, Columns columns, dict infos, Field field,
-                    Py_ssize_t num_envs) except -1:
-        """Finds or makes the array in `infos`.  False: leave the value to `_add_info`."""
+    cdef bint bind(self, Columns columns, dict infos, Field field,
+                   Py_ssize_t num_envs) except -1:
+        """Finds or makes the array in `infos`. False: `_add_info` must store the value."""
         if self.array is None:
             array = infos.get(self.key)
             mask = infos.get(self.mask_key)
@@ -1317,7 +1364,7 @@ cdef class Column:
                 infos[self.mask_key] = mask
             elif (type(array) is not _ndarray or type(mask) is not _ndarray
                   or mask.dtype != np.bool_ or mask.shape != (num_envs,)):
-                return False  # a key "_key" of the user's has taken the mask's place
+                return False  # the user has a key "_key", the name of the mask
             self.dtype = array.dtype
             self.shape = array.shape[1:]
             self.nbytes = array.nbytes // num_envs
@@ -1326,7 +1373,7 @@ cdef class Column:
             else:
                 self.data = <char *>address_of(array)
             self.flags = <uint8_t *>address_of(mask)
-            columns.entered.append(self)  # first: what raises later must find it there
+            columns.bound_columns.append(self)  # first: `finish` must see it if a later line raises
             self.array = array
             self.mask = mask
         if self.dtype is field.dtype:
@@ -1336,45 +1383,45 @@ cdef class Column:
 
 
 cdef class Columns:
-    """The columns of one dict of arrays, by key; shared by the decoders of all workers."""
+    """The columns of one dict of arrays, which the decoders of all workers share."""
 
     cdef dict by_key
-    cdef list entered       # the columns that are in this batch's infos
+    cdef list bound_columns  # columns that are in this batch's infos
 
     def __cinit__(self):
         self.by_key = {}
-        self.entered = []
+        self.bound_columns = []
 
-    cdef int settle(self, list fields) except -1:
-        """Gives every field of a schema its column."""
+    cdef int add_columns(self, list fields) except -1:
+        """Gives each field of a schema its column."""
         cdef Field field
         for field in fields:
-            if field.dtype is not None:  # NumPy's own instance, so that dtypes compare by identity
+            if field.dtype is not None:  # NumPy's own instance lets dtypes compare by identity
                 field.dtype = np.empty(0, field.dtype.type).dtype
             if field.key not in self.by_key:
                 self.by_key[field.key] = Column(field.key)
             field.column = self.by_key[field.key]
             if field.kind == NESTED:
-                (<Column>field.column).children.settle(field.children)
+                (<Column>field.column).children.add_columns(field.children)
         return 0
 
     def finish(self):
         """Ends a batch: the arrays are the user's from now on."""
         cdef Column column
-        for column in self.entered:
+        for column in self.bound_columns:
             column.array = column.mask = None
-        self.entered.clear()
+        self.bound_columns.clear()
         for column in self.by_key.values():
             if column.children.by_key:
                 column.children.finish()
 
 
-cdef struct Head:           # of a message in an env's room
+cdef struct MessageHead:    # of a message in an env's MessageBuffer
     uint32_t kind
     uint32_t tag            # the number of its schema, or TAG_PICKLE
     uint32_t nbytes         # of its content, which follows
 
-cdef struct Room:           # an env's messages, one after the other
+cdef struct MessageBuffer:  # an env's messages, one after the other
     char *start
     size_t used
     size_t size
@@ -1388,37 +1435,37 @@ cdef class InfoDecoder(Decoder):
     cdef Columns columns
     cdef Codec observations
     cdef Codec finals
-    # The row of the message's env in the dict that is being built, and the number of its rows.
-    cdef Py_ssize_t row
-    cdef Py_ssize_t num_rows
+    cdef Py_ssize_t row       # of the message's env in the dict that is being built
+    cdef Py_ssize_t num_rows  # of that dict
 
     def __init__(self, segment, worker, from_worker, Columns columns, Codec observations,
                  Codec finals):
         self.columns = columns
         self.observations = observations
         self.finals = finals
-        self.kinds = 1 << INFO
+        self.expected_kinds = 1 << INFO
         if isinstance(observations, MessageCodec):
-            self.kinds |= 1 << OBSERVATION
+            self.expected_kinds |= 1 << OBSERVATION
         if finals is not None:
-            self.kinds |= 1 << FINAL
+            self.expected_kinds |= 1 << FINAL
 
-    cdef int learned(self, list fields) except -1:
-        return self.columns.settle(fields)
+    cdef int on_schema(self, list fields) except -1:
+        return self.columns.add_columns(fields)
 
     cdef bint is_wanted_later(self, uint32_t env, uint32_t sequence, uint32_t now) except -1:
-        # Not by its number: a worker that is busy with several envs may answer later ones first.
+        # Its number does not say so: a worker that steps several envs at once may answer a later
+        # request first.
         if env >= self.num_envs:
-            raise self.damaged("has no env")
+            raise self.damage_error("has no env")
         return self.entries[env].state == IN_FLIGHT and self.entries[env].sequence == sequence
 
     cdef object read(self, dict infos, object vector_env):
         """Adds the message to a dict of arrays; without a vector env, returns it as the env did."""
         cdef list fields
-        if self.kind == OBSERVATION:  # to where the others are
-            self.observations.write(self.env, self.take()[""])
+        if self.kind == OBSERVATION:
+            self.observations.write(self.env, self.decode()[""])
         elif vector_env is None:
-            info = self.take()
+            info = self.decode()
             return {"final_obs": self.finals.read(self.env), **info} if self.kind == FINAL else info
         else:
             if self.kind == FINAL:
@@ -1426,7 +1473,7 @@ cdef class InfoDecoder(Decoder):
                     vector_env, infos, {"final_obs": self.finals.read(self.env)}, self.row)
             fields = self.schema()
             if fields is None:
-                _plain_add_info(vector_env, infos, self.take(), self.row)
+                _plain_add_info(vector_env, infos, self.decode(), self.row)
             else:
                 self.add_fields(self.columns, fields, infos, vector_env)
         return None
@@ -1439,23 +1486,23 @@ cdef class InfoDecoder(Decoder):
             column = <Column>field.column
             if field.kind == NESTED:
                 self.add_nested(field, infos, vector_env)
-            elif column.enter(columns, infos, field, self.num_rows):
+            elif column.bind(columns, infos, field, self.num_rows):
                 column.flags[self.row] = 1
                 if field.dtype is None:
-                    column.array[self.row] = self.value(field)
+                    column.array[self.row] = self.unpack_value(field)
                 else:
                     self.copy(column.data + self.row * column.nbytes, field.nbytes)
             else:
-                _plain_add_info(vector_env, infos, {field.key: self.value(field)}, self.row)
+                _plain_add_info(vector_env, infos, {field.key: self.unpack_value(field)}, self.row)
         return 0
 
     cdef int add_nested(self, Field field, dict infos, object vector_env) except -1:
-        """As `_add_info` does: the nested dict first, then its place and mask in the outer one."""
+        # Like `_add_info`: the nested dict first, then its entry and mask in the outer one.
         cdef Column column = <Column>field.column
         inner = infos.get(field.key)
         if inner is None:
             inner = {}
-        elif type(inner) is not dict:  # a value of another env: `_add_info` knows what follows
+        elif type(inner) is not dict:  # another env has a value of another type here
             _plain_add_info(vector_env, infos, {field.key: self.unpack(field.children)}, self.row)
             return 0
         self.add_fields(column.children, field.children, <dict>inner, vector_env)
@@ -1470,33 +1517,33 @@ cdef class InfoDecoder(Decoder):
 
 @cython.final
 cdef class Inbox:
-    """Messages of answers that were not taken yet, by env."""
+    """The messages of answers that were not taken yet, by env."""
 
     cdef Segment segment
     cdef const Entry *entries
     cdef Codec observations
     cdef Codec finals
     cdef Columns columns
-    cdef list decoders       # by worker
-    cdef list senders        # by env: the decoder of its messages; a worker's successor has another
-    cdef Room *rooms         # by env: messages that came through a ring
+    cdef list decoders           # by worker
+    cdef list env_decoders       # by env: the decoder of its messages, maybe of a dead worker
+    cdef MessageBuffer *buffers  # by env: messages that came through a ring
     cdef Py_ssize_t num_envs
-    cdef Py_ssize_t num_filled  # envs with messages, those in `late` included
-    cdef dict late           # env: [(kind, message, maybe pickled)]: came through a channel
-    cdef object unpack       # of a pickled one
+    cdef Py_ssize_t num_nonempty  # envs that have messages
+    cdef dict late_messages      # env: [(kind, message, maybe pickled)] that came through a channel
+    cdef object unpack           # unpickles one of these
 
     def __cinit__(self, Segment segment, *args):
         self.num_envs = segment.num_envs
-        self.rooms = <Room *>calloc(self.num_envs, sizeof(Room))
-        if self.rooms is NULL:
+        self.buffers = <MessageBuffer *>calloc(self.num_envs, sizeof(MessageBuffer))
+        if self.buffers is NULL:
             raise MemoryError
 
     def __dealloc__(self):
         cdef Py_ssize_t env
-        if self.rooms is not NULL:
+        if self.buffers is not NULL:
             for env in range(self.num_envs):
-                free(self.rooms[env].start)
-            free(self.rooms)
+                free(self.buffers[env].start)
+            free(self.buffers)
 
     def __init__(self, Segment segment, slabs, unpack):
         self.segment = segment
@@ -1504,12 +1551,12 @@ cdef class Inbox:
         self.finals = slabs.finals
         self.columns = Columns()
         self.decoders = [None] * segment.num_workers
-        self.senders = [None] * self.num_envs
-        self.late = {}
+        self.env_decoders = [None] * self.num_envs
+        self.late_messages = {}
         self.unpack = unpack
 
     cdef int renew(self, uint32_t worker) except -1:
-        """Starts reading a worker's ring from its beginning."""
+        """Begins to read a worker's ring from its start."""
         cdef InfoDecoder decoder = InfoDecoder(
             self.segment, worker, True, self.columns, self.observations, self.finals)
         decoder.entries = self.entries
@@ -1524,77 +1571,74 @@ cdef class Inbox:
         cdef bint found = False
         while decoder.next(answer.sequence):
             if not answer.first <= <uint32_t>decoder.env < answer.first + answer.count:
-                raise decoder.damaged("is of another env")
+                raise decoder.damage_error("is of another env")
             self.store(decoder)
             decoder.release()
             found = True
         if not found:
-            raise decoder.damaged("was announced, and is not there")
+            raise decoder.damage_error("was announced, and is not there")
         return 0
 
     cdef int store(self, InfoDecoder decoder) except -1:
-        """Appends the message that a decoder has found to its env's."""
-        cdef Room *room = &self.rooms[decoder.env]
-        cdef Head head
+        """Appends the message that a decoder is at to its env's messages."""
+        cdef MessageBuffer *buffer = &self.buffers[decoder.env]
+        cdef MessageHead head
         cdef size_t used
         cdef char *start
         head.kind, head.tag = decoder.kind, decoder.tag
         head.nbytes = <uint32_t>(decoder.end - decoder.start)
-        used = room.used + sizeof(Head) + head.nbytes
-        if used > room.size:
-            start = <char *>realloc(room.start, 2 * used)
+        used = buffer.used + sizeof(MessageHead) + head.nbytes
+        if used > buffer.size:
+            start = <char *>realloc(buffer.start, 2 * used)
             if start is NULL:
                 raise MemoryError(f"an info of {head.nbytes} bytes")
-            room.start, room.size = start, 2 * used
-        memcpy(room.start + room.used, &head, sizeof(Head))
-        memcpy(room.start + room.used + sizeof(Head), decoder.start, head.nbytes)
-        self.senders[decoder.env] = decoder
-        self.num_filled += room.used == 0
-        room.used = used
+            buffer.start, buffer.size = start, 2 * used
+        memcpy(buffer.start + buffer.used, &head, sizeof(MessageHead))
+        memcpy(buffer.start + buffer.used + sizeof(MessageHead), decoder.start, head.nbytes)
+        self.env_decoders[decoder.env] = decoder
+        self.num_nonempty += buffer.used == 0
+        buffer.used = used
         return 0
 
     cdef int receive_late(self, dict messages) except -1:
-        """Takes messages that came through a channel: env: [(kind, message)]."""
+        """Takes {env: [(kind, message)]}, which came through a channel."""
         for env in messages:
-            self.num_filled += not self.has(env)
-        self.late.update(messages)
+            self.num_nonempty += not self.has(env)
+        self.late_messages.update(messages)
         return 0
 
     cdef bint has(self, Py_ssize_t env) except -1:
-        return self.rooms[env].used > 0 or (self.late and env in self.late)
+        return self.buffers[env].used > 0 or (self.late_messages and env in self.late_messages)
 
     cdef int discard(self, Py_ssize_t env) except -1:
         if self.has(env):
-            self.num_filled -= 1
-            self.rooms[env].used = 0
-            self.late.pop(env, None)
+            self.num_nonempty -= 1
+            self.buffers[env].used = 0
+            self.late_messages.pop(env, None)
         return 0
 
     # ---- infos of a batch --------------------------------------------------------------------
 
     cdef list read(self, Py_ssize_t env, dict infos, Py_ssize_t row, Py_ssize_t num_rows,
                    object vector_env):
-        """An env's infos; with a dict of arrays, those that its plain `_add_info` did not add.
-
-        None: there are none.
-        """
-        cdef Room *room = &self.rooms[env]
-        cdef InfoDecoder decoder = self.senders[env]
-        cdef Head head
+        """An env's infos, or None; with a vector env, those that were not added to the dict."""
+        cdef MessageBuffer *buffer = &self.buffers[env]
+        cdef InfoDecoder decoder = self.env_decoders[env]
+        cdef MessageHead head
         cdef size_t at = 0
         cdef list left = None
-        while at < room.used:
-            memcpy(&head, room.start + at, sizeof(Head))
-            at += sizeof(Head)
-            decoder.open(env, head.kind, head.tag, room.start + at, head.nbytes)
+        while at < buffer.used:
+            memcpy(&head, buffer.start + at, sizeof(MessageHead))
+            at += sizeof(MessageHead)
+            decoder.open(env, head.kind, head.tag, buffer.start + at, head.nbytes)
             at += head.nbytes
             decoder.row, decoder.num_rows = row, num_rows
             info = decoder.read(infos, vector_env)
             if info is not None:
                 left = left or []
                 left.append(info)
-        if self.late:
-            for kind, message in self.late.get(env, ()):
+        if self.late_messages:
+            for kind, message in self.late_messages.get(env, ()):
                 info = message if isinstance(message, dict) else self.unpack(message)
                 if kind == OBSERVATION:
                     self.observations.write(env, info[""])
@@ -1603,22 +1647,22 @@ cdef class Inbox:
                     left.append(info)
         return left
 
-    cdef list each(self, const Py_ssize_t *envs, Py_ssize_t count):
-        """Infos of these envs: one dict for each, as the env returned it."""
+    cdef list read_each(self, const Py_ssize_t *envs, Py_ssize_t count):
+        """The infos of these envs: one dict for each, as the env returned it."""
         cdef Py_ssize_t i
         cdef list infos = []
         for i in range(count):
-            infos.append(_merged(self.read(envs[i], None, 0, 0, None) or []))
+            infos.append(_merge(self.read(envs[i], None, 0, 0, None) or []))
         return infos
 
     cdef object gather(self, const Py_ssize_t *envs, Py_ssize_t count, bint everyone, dict reports,
                        vector_env):
-        """Infos of these envs, with reports of faults: Gymnasium's dict of arrays.
+        """The infos of these envs, with reports of faults, as Gymnasium's dict of arrays.
 
         Args:
             envs: The envs.
-            everyone: Whether the rows are those of all envs; else those of `envs`, in their order.
-            reports: env: Report.
+            everyone: Whether there is a row for each env; else for each of `envs`, in their order.
+            reports: {env: Report}.
             vector_env: Its `_add_info` gathers.
         """
         cdef Py_ssize_t i
@@ -1645,8 +1689,7 @@ cdef class Inbox:
         return infos
 
 
-cdef object _merged(list infos):
-    """Merges dicts into one; if there is only one, returns that."""
+cdef object _merge(list infos):
     if len(infos) == 1:
         return infos[0]
     return {key: info[key] for info in infos for key in info}
@@ -1659,13 +1702,13 @@ cdef object _merged(list infos):
 # A call of the ledger has three phases. *Prepare* does everything that may raise, be refused or run
 # other people's Python code; it changes nothing that another call can see. *Commit* notes what was
 # asked or taken and puts requests on rings; it calls no Python code. *Publish* rings the bell and
-# returns results. So an exception at any moment, from a signal handler for instance, leaves the
-# ledger true: envs that were asked are in flight.
+# returns results. So an exception at any moment, also from a signal handler, leaves the ledger
+# true: envs that were asked are in flight.
 #
 # A request names neighbouring envs of one worker, which answer together. If all envs are asked,
-# that is one request and one completion a worker; each env has an entry in any case.
+# there is one request and one completion a worker. Each env has an entry in any case.
 
-cdef tuple NOTHING = (None, None)  # the seed and the options of a reset that has neither
+cdef tuple NO_ARGUMENTS = (None, None)  # a reset without seed and options
 
 
 @cython.final
@@ -1675,55 +1718,59 @@ cdef class Ledger:
     cdef readonly Links links
     cdef readonly Frames frames
     cdef Inbox inbox
-    cdef object pack              # makes a message of actions that do not fit a ring
+    cdef object pack                     # pickles a message of what does not fit a ring or a slab
     cdef Codec actions
     cdef Seeds seeds
-    cdef list encoders            # by worker, for actions as messages; None: actions lie in a slab
-    cdef bint resets_in_step      # autoreset: by the step that ends an episode
-    cdef bint resets_in_next_step # autoreset: by the step after that
-    cdef bint may_step_over       # False: stepping an env that is done is an error
-    cdef bint in_ranges           # one request may always name neighbours
+    cdef Seeds next_seeds                # of automatic resets
+    cdef bint has_reset_settings         # something was set for automatic resets
+    cdef list reset_settings             # by env: (None or (seed,), options), as they were set
+    cdef list published_settings         # by env: those that its worker knows
+    cdef list encoders                   # by worker, of actions; None: actions lie in a slab
+    cdef bint resets_in_step             # autoreset: by the step that ends an episode
+    cdef bint resets_in_next_step        # autoreset: by the step after that
+    cdef bint may_step_over              # False: stepping an env that is done is an error
+    cdef bint in_ranges                  # one request may always name neighbours
     cdef Py_ssize_t num_envs
-    cdef readonly object all_envs # indices of all envs, an array
-    cdef Py_ssize_t[::1] everyone # the same
-    cdef object batch             # stands for a vector env of the envs that are taken
-    cdef Entry *entries           # one for each env
-    cdef uint64_t checks
-    cdef readonly set gone        # envs that were closed for ever
-    cdef Py_ssize_t *begins       # of requests among the envs that are asked, and their end
-    cdef Py_ssize_t num_requests  # of the call that is under way
-    cdef Py_ssize_t oldest        # the begin and the end of the queue of ready envs
-    cdef Py_ssize_t newest
+    cdef readonly object all_envs        # indices of all envs, an array
+    cdef Py_ssize_t[::1] env_indices     # a view of it
+    cdef object vector_env_stub          # gathers infos of the envs that are taken
+    cdef Entry *entries                  # by env
+    cdef uint64_t num_checks             # calls of `check_idle`
+    cdef readonly set closed_envs        # envs that were closed for ever
+    cdef Py_ssize_t *request_begins      # of the requests among the envs that are asked, and an end
+    cdef Py_ssize_t num_requests         # of the call that is under way
+    cdef Py_ssize_t oldest_ready         # the begin and the end of the queue of ready envs
+    cdef Py_ssize_t newest_ready
     cdef readonly Py_ssize_t num_ready
     cdef readonly Py_ssize_t num_in_flight  # envs that were asked and whose answers were not taken
-    cdef uint32_t open_requests   # number of requests without an answer
-    cdef uint32_t next_worker     # the worker whose ring is read first
-    cdef bint ranges_in_flight    # some requests are for several envs
-    cdef list unfinished          # by worker: answers that wait for a message
-    cdef Py_ssize_t num_unfinished
-    cdef readonly list failures   # what envs have raised, before the policy has decided about it
-    cdef readonly list raised     # what envs have raised, for the caller
-    cdef dict results             # results of commands: env: value
-    cdef list unanswered          # envs whose command was lost
-    cdef dict reports             # env: Report of its answer
-    cdef dict after               # env: (fault, whether it breaks the episode), for its next answer
+    cdef uint32_t num_open_requests      # requests without an answer
+    cdef uint32_t next_worker            # the worker whose ring is read first
+    cdef bint ranges_in_flight           # some requests are for several envs
+    cdef list incomplete_answers         # by worker: [(sequence, first env, count)] without message
+    cdef Py_ssize_t num_incomplete
+    cdef readonly list pending_failures  # what envs have raised, until the policy has decided
+    cdef readonly list caller_failures   # what envs have raised, for the caller
+    cdef dict command_results            # {env: result of a command}
+    cdef list lost_commands              # envs whose command was lost
+    cdef dict reports                    # {env: Report of its answer}
+    cdef dict next_faults                # {env: (fault that its next answer reports, is it broken)}
     cdef Py_ssize_t num_broken
-    cdef readonly object resets   # int64: how often each env was asked to reset
-    cdef readonly list asked_with # (seed, options) of each env's last reset of the user's
-    cdef readonly list last_seeds # the last seed that each env was given
-    cdef public StepLog log       # of what envs are asked and answer; None: there is none
-    cdef uint8_t[::1] lost_workers  # whether each worker is dead, without a successor
+    cdef readonly object resets          # by env: how often it was asked to reset, int64
+    cdef readonly list last_reset_arguments  # by env: (seed, options) of the user's last reset
+    cdef readonly list last_seeds        # by env: the last seed that it was given
+    cdef public StepLog log              # of what envs are asked and answer; None: there is none
+    cdef uint8_t[::1] lost_workers       # by worker: it is dead, and has no successor
 
     def __cinit__(self, Links links, Frames frames, *args, **kwargs):
         self.num_envs = frames.num_envs
         self.entries = <Entry *>calloc(self.num_envs, sizeof(Entry))
-        self.begins = <Py_ssize_t *>calloc(self.num_envs + 1, sizeof(Py_ssize_t))
-        if self.entries is NULL or self.begins is NULL:
+        self.request_begins = <Py_ssize_t *>calloc(self.num_envs + 1, sizeof(Py_ssize_t))
+        if self.entries is NULL or self.request_begins is NULL:
             raise MemoryError
 
     def __dealloc__(self):
         free(self.entries)
-        free(self.begins)
+        free(self.request_begins)
 
     def __init__(self, Links links, Frames frames, slabs, autoreset, pack, unpack,
                  may_step_over=True, in_ranges=False):
@@ -1737,34 +1784,36 @@ cdef class Ledger:
         self.may_step_over = may_step_over
         self.in_ranges = in_ranges
         self.all_envs = np.arange(self.num_envs, dtype=np.intp)
-        self.everyone = self.all_envs
-        self.batch = Batch(self.num_envs)
-        self.oldest = self.newest = -1
+        self.env_indices = self.all_envs
+        self.vector_env_stub = VectorEnvStub(self.num_envs)
+        self.oldest_ready = self.newest_ready = -1
         self.inbox = Inbox(links.segment, slabs, unpack)
         self.inbox.entries = self.entries
         self.actions = slabs.actions
-        self.seeds = slabs.seeds
+        self.seeds, self.next_seeds = slabs.seeds, slabs.next_seeds
+        self.reset_settings = [NO_ARGUMENTS] * self.num_envs
+        self.published_settings = [NO_ARGUMENTS] * self.num_envs
         if isinstance(self.actions, MessageCodec):
             self.encoders = [None] * links.num_workers
-        self.unfinished = [[] for _ in range(links.num_workers)]
+        self.incomplete_answers = [[] for _ in range(links.num_workers)]
         for worker in range(links.num_workers):
-            for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
+            for env in links.envs_of(worker):
                 self.entries[env].worker = worker
             self.renew(worker)
-        self.gone = set()
-        self.failures = []
-        self.raised = []
-        self.results = {}
-        self.unanswered = []
+        self.closed_envs = set()
+        self.pending_failures = []
+        self.caller_failures = []
+        self.command_results = {}
+        self.lost_commands = []
         self.reports = {}
-        self.after = {}
+        self.next_faults = {}
         self.resets = np.zeros(self.num_envs, np.int64)
-        self.asked_with = [NOTHING] * self.num_envs
+        self.last_reset_arguments = [NO_ARGUMENTS] * self.num_envs
         self.last_seeds = [None] * self.num_envs
         self.lost_workers = np.zeros(links.num_workers, np.uint8)
 
     def catch_up(self):
-        """Has the log accept what was logged of all envs that are not in flight."""
+        """Has the log accept the records of all idle envs."""
         cdef Py_ssize_t env
         if self.log is not None:
             for env in range(self.num_envs):
@@ -1776,52 +1825,51 @@ cdef class Ledger:
         cdef Links links = self.links
         cdef Py_ssize_t env
         self.inbox.renew(worker)
-        if self.log is not None:  # answers that are there were not lost with the worker
-            for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
+        if self.log is not None:  # answers that have come are not lost with the worker
+            for env in links.envs_of(worker):
                 if self.entries[env].state in (IDLE, READY):
                     self.log.accept(env)
         if self.encoders is not None:
             self.encoders[worker] = Encoder(
-                links.segment, worker, links.firsts[worker], links.counts[worker], False)
+                links.segment, worker, links.first_envs[worker], links.env_counts[worker], False)
         return 0
 
     # ---- questions ---------------------------------------------------------------------------
 
     cdef inline Py_ssize_t num_unanswered(self) noexcept:
-        """The number of envs in flight that have not answered yet."""
         return self.num_in_flight - self.num_ready
 
     @property
-    def incomplete(self):
+    def incomplete_workers(self):
         """Workers whose answers can be taken only after a message that has not come yet."""
-        if self.num_unfinished == 0:
+        if self.num_incomplete == 0:
             return []
-        return [worker for worker in range(len(self.unfinished)) if self.unfinished[worker]]
+        return [worker for worker, answers in enumerate(self.incomplete_answers) if answers]
 
-    cpdef bint is_free(self, within):
-        """Whether nothing is in flight, abandoned, down, or pending, but for a loan."""
+    cpdef bint is_free(self, loan):
+        """Whether nothing is in flight, abandoned, down, or pending except for this loan."""
         cdef Guard guard = self.links.guard
         return (self.num_in_flight == 0 and not guard.abandoned and not self.links.down
-                and guard.pending is within)
+                and guard.pending is loan)
 
     cdef int check_exists(self, Py_ssize_t env) except -1:
         if not 0 <= env < self.num_envs:
             raise ValueError(f"there is no env {env}: there are {self.num_envs}")
 
-    def in_flight(self, Py_ssize_t env):
+    def is_in_flight(self, Py_ssize_t env):
         self.check_exists(env)
         return self.entries[env].state != IDLE
 
     def is_over(self, Py_ssize_t env):
         self.check_exists(env)
-        return self.frames.over(env) or self.is_broken(env)
+        return self.frames.is_over(env) or self.is_broken(env)
 
     cdef inline bint is_broken(self, Py_ssize_t env) except -1:
         """Whether an env's episode was cut by a fault that its next answer reports."""
-        return self.num_broken > 0 and env in self.after and self.after[env][1]
+        return self.num_broken > 0 and env in self.next_faults and self.next_faults[env][1]
 
     def num_missing(self, const Py_ssize_t[::1] envs):
-        """A lower bound of the requests to these envs that are pending; one may be for several."""
+        """How many requests to these envs have no answer yet, at least: one may be for several."""
         cdef Py_ssize_t i
         cdef Py_ssize_t missing = 0
         cdef int64_t last = -1  # a request with this number or a lower one may have been counted
@@ -1852,7 +1900,7 @@ cdef class Ledger:
     cdef int check_idle(self, const Py_ssize_t *envs, Py_ssize_t count) except -1:
         cdef Py_ssize_t i
         cdef Py_ssize_t env
-        self.checks += 1
+        self.num_checks += 1
         for i in range(count):
             env = envs[i]
             self.check_exists(env)
@@ -1861,18 +1909,18 @@ cdef class Ledger:
                     f"env {env} has been asked already: take its results, with recv(), before it "
                     "is asked again. Nothing was sent to any env."
                 )
-            if self.entries[env].check == self.checks:
+            if self.entries[env].check_number == self.num_checks:
                 raise ValueError(f"env {env} is named twice. Nothing was sent to any env.")
-            self.entries[env].check = self.checks
-        if self.gone:
-            gone = self.gone.intersection([envs[i] for i in range(count)])
-            if gone:
-                raise ValueError(f"envs {sorted(gone)} have left: they cannot be asked")
+            self.entries[env].check_number = self.num_checks
+        if self.closed_envs:
+            closed = self.closed_envs.intersection([envs[i] for i in range(count)])
+            if closed:
+                raise ValueError(f"envs {sorted(closed)} have left: they cannot be asked")
         return 0
 
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1:
         cdef Py_ssize_t i
-        cdef list over = [envs[i] for i in range(envs.shape[0]) if self.frames.over(envs[i])]
+        cdef list over = [envs[i] for i in range(envs.shape[0]) if self.frames.is_over(envs[i])]
         if over:
             raise AssertionError(
                 f"the episodes of envs {over} are over, and with "
@@ -1886,18 +1934,20 @@ cdef class Ledger:
         """Writes actions and asks envs to step.
 
         Args:
-            envs: Which, int. None: all.
+            envs: Indices of envs, an array of intp. None: all.
             actions: One for each of them, batched as their space says.
-            rollout_frame: The rollout's frame for the results; -1: one at home.
+            rollout_frame: The rollout's frame for the results; -1: one in the segment.
             together: Whether one request may name neighbours, which answer together.
         """
         cdef bint everyone = envs is None
         cdef const Py_ssize_t[::1] chosen
-        cdef dict late
-        cdef dict lasts = None
+        cdef dict late_messages
+        cdef dict final_observations = None
+        cdef uint32_t worker
+        cdef tuple settings = None
         cdef uint32_t base
         if everyone:
-            chosen = self.everyone
+            chosen = self.env_indices
         else:
             chosen = envs
             if chosen.shape[0] == 0:
@@ -1908,19 +1958,22 @@ cdef class Ledger:
         everyone = everyone or rollout_frame >= 0 and chosen.shape[0] == self.num_envs
         if not everyone:
             self.choose_frames(chosen, rollout_frame)
-        # Actions are written before their requests. A call that is interrupted in between, or
-        # raises, has asked for nothing: its actions are overwritten later, or discarded, as no
-        # request has their number.
-        late = self.write_actions(chosen, actions, base, rollout_frame < 0)
+        # Actions are written before their requests. A call that raises or is interrupted in between
+        # has asked for nothing: its actions are overwritten later, or discarded, since no request
+        # has their number.
+        late_messages = self.write_actions(chosen, actions, base, rollout_frame < 0)
         if self.num_broken > 0 and self.resets_in_step:
-            lasts = self.last_of_broken(chosen)
-        if late:
-            for k in late:
-                self.links.channels[self.entries[chosen[self.begins[<Py_ssize_t>k]]].worker].put(
-                    base + <uint32_t>k, late[k])
-            self.links.talking = True
-        self.post(STEP, &chosen[0], base, self.frames.aim_all(rollout_frame) if everyone else -1,
-                  late, lasts)
+            final_observations = self.broken_observations(chosen)
+        if self.has_reset_settings:
+            settings = self.send_settings(chosen)
+        if late_messages:
+            for k in late_messages:
+                worker = self.entries[chosen[self.request_begins[<Py_ssize_t>k]]].worker
+                self.links.channels[worker].put(base + <uint32_t>k, late_messages[k])
+            self.links.channels_busy = True
+        self.post(STEP, &chosen[0], base,
+                  self.frames.set_next_rows(rollout_frame) if everyone else -1,
+                  late_messages, final_observations, settings)
 
     cdef uint32_t prepare(self, uint32_t operation, const Py_ssize_t *envs, Py_ssize_t count,
                           bint everyone, bint together) except? 0:
@@ -1929,70 +1982,71 @@ cdef class Ledger:
         cdef uint32_t base = links.sequence + 1
         cdef Py_ssize_t i = 0
         cdef Py_ssize_t k = 0
-        links.enter(c.SV_TRACE_SEND)
-        if not everyone or self.num_in_flight > 0 or self.gone:
+        links.enter_span(c.SV_TRACE_SEND)
+        if not everyone or self.num_in_flight > 0 or self.closed_envs:
             self.check_idle(envs, count)
-        links.doing = operation
+        links.last_operation = operation
         if self.log is not None:
-            self.log.asked(envs, count)
+            self.log.note_request(envs, count)
         while i < count:
-            self.begins[k] = i
+            self.request_begins[k] = i
             if everyone and self.num_broken == 0:
-                i += links.counts[k]
+                i += links.env_counts[k]
             else:
-                i += self.span(operation, envs + i, count - i,
+                i += self.request_size(operation, envs + i, count - i,
                                everyone or together or self.in_ranges)
             k += 1
-        self.begins[k] = count
+        self.request_begins[k] = count
         self.num_requests = k
-        links.sequence += <uint32_t>k  # these numbers are gone if what follows fails
+        links.sequence += <uint32_t>k  # these numbers are skipped if a later line raises
         return base
 
-    cdef Py_ssize_t span(self, uint32_t operation, const Py_ssize_t *envs, Py_ssize_t most,
-                         bint ranging) except -1:
-        """The number of these envs, the first one and up, that one request names.
+    cdef Py_ssize_t request_size(self, uint32_t operation, const Py_ssize_t *envs, Py_ssize_t limit,
+                                 bint may_range) except -1:
+        """How many of these envs, the first one and up, one request names.
 
-        Those of a worker that a command is for. Else, where requests are `ranging`, neighbours of
-        one worker. Where frames are leased: all envs of a worker, if they come next, because they
-        must lie side by side in one frame.
+        A command's request: those of one worker. Another that `may_range`: neighbours of one
+        worker. If it may not, one env; but where frames are leased, all envs of a worker if they
+        come next, because these must lie side by side in one frame.
         """
         cdef Links links = self.links
         cdef uint32_t worker = self.entries[envs[0]].worker
-        cdef Py_ssize_t end = links.firsts[worker] + links.counts[worker]
+        cdef Py_ssize_t end = links.first_envs[worker] + links.env_counts[worker]
         cdef Py_ssize_t count = 1
         if operation == COMMAND:
-            while count < most and envs[count] < end:
+            while count < limit and envs[count] < end:
                 count += 1
             return count
-        if not (ranging or self.frames.leasing) or self.is_broken(envs[0]):
+        if not (may_range or self.frames.leasing) or self.is_broken(envs[0]):
             return 1
-        while (count < most and envs[count] == envs[0] + count and envs[count] < end
+        while (count < limit and envs[count] == envs[0] + count and envs[count] < end
                 and not self.is_broken(envs[count])):
             count += 1
-        return count if ranging or count == <Py_ssize_t>links.counts[worker] else 1
+        return count if may_range or count == <Py_ssize_t>links.env_counts[worker] else 1
 
     cdef int choose_frames(self, const Py_ssize_t[::1] envs, Py_ssize_t rollout_frame) except -1:
-        """Finds room for the results of these envs, or raises; nothing is sent by then."""
+        """Chooses frames for the results of these envs; raises before anything was sent."""
         cdef Py_ssize_t k
         if rollout_frame < 0:
             self.frames.copy_back_from_rollout(self.num_in_flight)
-        elif not self.frames.in_rollout():
+        elif not self.frames.is_in_rollout():
             raise RuntimeError("the last results are in no rollout. Nothing was sent to any env.")
-        if not self.frames.several:
-            return self.frames.choose_for(envs, rollout_frame)
+        if not self.frames.has_several_frames:
+            return self.frames.choose(envs, rollout_frame)
         for k in range(self.num_requests):
-            self.frames.choose_for(envs[self.begins[k]:self.begins[k + 1]], rollout_frame)
+            self.frames.choose(
+                envs[self.request_begins[k]:self.request_begins[k + 1]], rollout_frame)
         return 0
 
     cdef dict write_actions(self, const Py_ssize_t[::1] envs, actions, uint32_t base,
                             bint any_shape):
-        """Writes envs' actions; returns a message, by request, of those that do not fit."""
+        """Writes the envs' actions; returns {request: message of the actions that do not fit}."""
         cdef Py_ssize_t i
         cdef Py_ssize_t k
-        cdef list each
-        cdef dict left
+        cdef list env_actions
+        cdef dict rest
         if self.encoders is not None:
-            each = (<MessageCodec>self.actions).split(actions, envs.shape[0])
+            env_actions = (<MessageCodec>self.actions).split(actions, envs.shape[0])
         else:
             try:
                 self.actions.write_rows(envs, actions)
@@ -2000,17 +2054,17 @@ cdef class Ledger:
             except OtherShapeError as error:
                 if not any_shape or not isinstance(self.actions, ActionCodec):
                     raise
-                each = list(error.actions.copy())  # copied, because envs may keep their actions
-        left = {}
+                env_actions = list(error.actions.copy())  # envs may keep their actions
+        rest = {}
         for k in range(self.num_requests):
-            for i in range(self.begins[k], self.begins[k + 1]):
+            for i in range(self.request_begins[k], self.request_begins[k + 1]):
                 if self.encoders is None or not self.encode(
-                        envs[i], each[i], base + <uint32_t>k):
-                    left.setdefault(k, []).append((envs[i], each[i]))
-        return {k: self.pack(left[k]) for k in left}
+                        envs[i], env_actions[i], base + <uint32_t>k):
+                    rest.setdefault(k, []).append((envs[i], env_actions[i]))
+        return {k: self.pack(rest[k]) for k in rest}
 
     cdef bint encode(self, Py_ssize_t env, action, uint32_t sequence) except -1:
-        """Puts an action into its worker's ring; False if it does not fit."""
+        """Puts an action into its worker's ring; False: it does not fit."""
         cdef Encoder encoder = self.encoders[self.entries[env].worker]
         try:
             return encoder.encode(env, ACTION, {"": action}, sequence)
@@ -2020,14 +2074,14 @@ cdef class Ledger:
                 f"({error}). Nothing was sent to any env."
             ) from error
 
-    cdef dict last_of_broken(self, const Py_ssize_t[::1] envs):
-        """The last observations of those of these envs whose episodes are broken."""
+    cdef dict broken_observations(self, const Py_ssize_t[::1] envs):
+        """{env: last observation} of those of these envs whose episodes are broken."""
         cdef Py_ssize_t i
-        cdef dict lasts = {}
+        cdef dict final_observations = {}
         for i in range(envs.shape[0]):
             if self.is_broken(envs[i]):
-                lasts[envs[i]] = self.frames.last_observation(envs[i], False)
-        return lasts
+                final_observations[envs[i]] = self.frames.last_observation(envs[i], False)
+        return final_observations
 
     def reset(self, const Py_ssize_t[::1] envs, seeds=None, options=None, *, bint together=False,
               bint repeat=True):
@@ -2035,12 +2089,13 @@ cdef class Ledger:
 
         Args:
             envs: Indices of envs.
-            seeds: A seed, or None, for each of these. None: none at all.
+            seeds: A seed, or None, for each of them. None: none at all.
             options: Likewise.
             together: As for `step`.
             repeat: Whether a reset that is lost is repeated with its seed and options.
         """
-        cdef dict late = None
+        cdef dict late_messages = None
+        cdef tuple settings = None
         cdef Py_ssize_t i
         cdef list arguments = None
         cdef bint fit = True
@@ -2048,128 +2103,213 @@ cdef class Ledger:
         if seeds is not None or options is not None:
             arguments = [(None if seeds is None else seeds[i],
                           None if options is None else options[i]) for i in range(envs.shape[0])]
-            for of_env in arguments:
-                fit = fit and self.seeds.fits(of_env)
+            for each in arguments:
+                fit = fit and self.seeds.fits(each)
         self.choose_frames(envs, -1)
+        if self.has_reset_settings:
+            settings = self.send_settings(envs)
         if not fit:
-            late = self.send_arguments(envs, arguments, base)
+            late_messages = self.send_arguments(envs, arguments, base)
         self.note_reset(envs, arguments, fit, repeat)
-        self.post(RESET, &envs[0], base, -1, late, None)
+        self.post(RESET, &envs[0], base, -1, late_messages, None, settings)
 
     cdef dict send_arguments(self, const Py_ssize_t[::1] envs, list arguments, uint32_t base):
-        """Sends (seed, options) of resets, with the first request to each worker; returns these."""
-        cdef dict late = {}
-        cdef dict of_workers = {}  # worker: (its first request, the message)
+        """Sends (seed, options) of resets, one message a worker; returns {its request: message}."""
+        cdef dict late_messages = {}
+        cdef dict first_requests = {}  # worker: (its first request, the message)
         cdef Py_ssize_t i
         cdef Py_ssize_t k
         for k in range(self.num_requests):
-            for i in range(self.begins[k], self.begins[k + 1]):
-                of_workers.setdefault(self.entries[envs[i]].worker, (k, []))[1].append(
+            for i in range(self.request_begins[k], self.request_begins[k + 1]):
+                first_requests.setdefault(self.entries[envs[i]].worker, (k, []))[1].append(
                     (envs[i], arguments[i]))
-        for worker, (k, message) in of_workers.items():
-            late[k] = self.pack(message)
-            self.links.channels[worker].put(base + <uint32_t>k, late[k])
-        self.links.talking = True
-        return late
+        for worker, (k, message) in first_requests.items():
+            late_messages[k] = self.pack(message)
+            self.links.channels[worker].put(base + <uint32_t>k, late_messages[k])
+        self.links.channels_busy = True
+        return late_messages
 
     cdef int note_reset(self, const Py_ssize_t[::1] envs, list arguments, bint in_slab,
                         bint repeat) except -1:
         """Notes the (seed, options) of the envs' resets, so that a lost reset can be repeated.
 
-        This is part of a commit: it uses the ledger's own memory and the slab only.
+        It is part of a commit, and uses only the ledger's own memory and the slab.
         """
         cdef Py_ssize_t i
         cdef Py_ssize_t env
-        cdef tuple of_env = NOTHING
+        cdef tuple env_arguments = NO_ARGUMENTS
         for i in range(envs.shape[0]):
             env = envs[i]
             if arguments is not None:
-                of_env = <tuple>arguments[i]
+                env_arguments = <tuple>arguments[i]
             self.resets[env] += 1
-            self.asked_with[env] = of_env if repeat else NOTHING
-            if of_env[0] is not None:
-                self.last_seeds[env] = of_env[0]
-            self.seeds.put(env, of_env if in_slab else None)
+            self.last_reset_arguments[env] = env_arguments if repeat else NO_ARGUMENTS
+            if env_arguments[0] is not None:
+                self.last_seeds[env] = env_arguments[0]
+            self.seeds.put(env, env_arguments if in_slab else None)
         return 0
 
-    def command(self, const Py_ssize_t[::1] envs, dict packed, descriptors=()):
+    def command(self, const Py_ssize_t[::1] envs, dict messages, descriptors=()):
         """Asks the workers of these envs to carry out a command.
 
         Args:
             envs: Indices of envs, ascending.
-            packed: The message of each worker whose envs these are.
+            messages: {worker of these envs: pickled message}.
             descriptors: Descriptors that are sent with each message.
         """
         cdef uint32_t base = self.prepare(COMMAND, &envs[0], envs.shape[0], False, False)
         cdef Py_ssize_t k
         cdef uint32_t worker
-        for k in range(self.num_requests):  # first: without a request a message is discarded
-            worker = self.entries[envs[self.begins[k]]].worker
-            self.links.channels[worker].put(base + <uint32_t>k, packed[worker], descriptors)
-        self.links.talking = True
-        self.post(COMMAND, &envs[0], base, -1, None, None)
+        for k in range(self.num_requests):  # first: a message without a request is discarded
+            worker = self.entries[envs[self.request_begins[k]]].worker
+            self.links.channels[worker].put(base + <uint32_t>k, messages[worker], descriptors)
+        self.links.channels_busy = True
+        self.post(COMMAND, &envs[0], base, -1, None, None, None)
+
+    # ---- settings of automatic resets ----------------------------------------------------------
+    #
+    # An env's worker is told of its settings with the env's next step or reset: of the seed by a
+    # slab, of the rest by a message that comes before the request. An env's settings are one
+    # object, which is compared with the one last published. So another thread may set them at any
+    # time.
+
+    @cython.critical_section
+    def set_automatic(self, list envs, list seeds=None, list options=None):
+        """Sets the seed (or None), or the options, of each of these envs; None: leaves them."""
+        for i, env in enumerate(envs):
+            seed, env_options = self.reset_settings[env]
+            if seeds is not None:
+                seed = None if seeds[i] is None else (seeds[i],)
+            if options is not None:
+                env_options = options[i]
+            self.reset_settings[env] = seed, env_options
+        self.has_reset_settings = True
+
+    cdef tuple message_part(self, tuple settings):
+        """The part of settings that needs a message: a seed that does not fit the slab; options."""
+        seed, options = settings
+        return None if seed is None or self.next_seeds.fits((seed[0], None)) else seed[0], options
+
+    cdef tuple send_settings(self, const Py_ssize_t[::1] envs):
+        """Sends the settings of these envs that are new.
+
+        Returns:
+            [(env, settings, arguments for the slab)] and {worker: number of its message}; None:
+            nothing is new.
+        """
+        cdef list changes = []
+        cdef dict messages = {}
+        cdef dict numbers = {}
+        cdef Py_ssize_t i
+        cdef Py_ssize_t env
+        for i in range(envs.shape[0]):
+            env = envs[i]
+            self.next_seeds.remove_used(env)
+            settings, published = self.reset_settings[env], self.published_settings[env]
+            if settings is published:
+                continue
+            seed, options = message = self.message_part(settings)
+            if seed is not None or options is not published[1]:
+                messages.setdefault(self.entries[env].worker, []).append((env, message))
+            in_slab = NO_ARGUMENTS if settings[0] is None else (settings[0][0], None)
+            changes.append((env, settings, in_slab if seed is None else None))
+        if not changes:
+            return None
+        for worker, message in messages.items():
+            self.links.sequence += 1
+            self.links.channels[worker].put(self.links.sequence, self.pack(message))
+            self.links.channels_busy = True
+            numbers[worker] = self.links.sequence
+        return changes, numbers
+
+    cdef int publish_settings(self, list changes, dict numbers) except -1:
+        # Part of a commit: writes seeds, and tells workers of their messages.
+        cdef Py_ssize_t env
+        cdef tuple settings
+        for env, settings, in_slab in changes:
+            if settings[0] is not (<tuple>self.published_settings[env])[0]:
+                self.next_seeds.put(env, in_slab)
+            self.published_settings[env] = settings
+        for worker in numbers:
+            self.links.announce_message(worker, SETTINGS, numbers[worker])
+        return 0
+
+    def settings_of(self, uint32_t worker):
+        """The settings that a worker was told by messages, for its successor."""
+        cdef Py_ssize_t env
+        return [(env, self.message_part(self.published_settings[env]))
+                for env in self.links.envs_of(worker)
+                if self.published_settings[env] is not NO_ARGUMENTS]
+
+    # ---- requests ----------------------------------------------------------------------------
 
     cdef int post(self, uint32_t operation, const Py_ssize_t *envs, uint32_t base,
-                  Py_ssize_t frame, dict late, dict lasts) except -1:
+                  Py_ssize_t frame, dict late_messages, dict final_observations,
+                  tuple settings) except -1:
         """Commits the requests that were prepared, and rings the bell.
 
         Args:
             operation: What envs are asked.
             envs: The envs.
             base: The number of the first request.
-            frame: The frame for all results, already noted; -1: the one chosen for each env.
-            late: Requests whose message is on a channel.
-            lasts: Last observations of envs whose episodes are broken.
+            frame: The frame for all results, already set; -1: the one chosen for each env.
+            late_messages: {request: message that is on a channel}, or None.
+            final_observations: {env with a broken episode: its last observation}, or None.
+            settings: What `send_settings` has returned.
         """
         cdef Links links = self.links
         cdef Py_ssize_t i
         cdef Py_ssize_t k
         cdef Py_ssize_t first
         cdef Py_ssize_t count
-        cdef Py_ssize_t named
+        cdef Py_ssize_t request_frame
         cdef uint32_t worker
         cdef uint32_t flags = operation
-        cdef uint32_t mask = self.mask_of(envs, self.begins[self.num_requests])
+        cdef uint32_t mask = self.mask_of(envs, self.request_begins[self.num_requests])
         cdef list broken = None
-        links.guard.note_asked()
+        links.guard.note_request()
+        if settings is not None:
+            self.publish_settings(settings[0], settings[1])
         if frame >= 0 and links.lingering and self.num_broken == 0:
-            flags |= TOGETHER
+            flags |= LINGER
             c.sv_completion_issue(links.completion, links.issued + <uint32_t>self.num_requests)
         if frame < 0:
-            self.frames.block = -1
+            self.frames.unlent_block = -1
         for k in range(self.num_requests):
-            first, count = envs[self.begins[k]], self.begins[k + 1] - self.begins[k]
+            first = envs[self.request_begins[k]]
+            count = self.request_begins[k + 1] - self.request_begins[k]
             worker = self.entries[first].worker
             if frame < 0 and operation != COMMAND:
-                for i in range(self.begins[k], self.begins[k + 1]):
-                    self.frames.aim(envs[i], self.frames.chosen[envs[i]])
+                for i in range(self.request_begins[k], self.request_begins[k + 1]):
+                    self.frames.set_next_row(envs[i], self.frames.next_frames[envs[i]])
             if operation == STEP and self.is_broken(first):  # it is not asked
                 broken = broken or []
                 broken.append(first)
             else:
-                named = frame
+                request_frame = frame
                 if frame < 0:
-                    named = 0 if operation == COMMAND else self.frames.frame_of(first)
+                    request_frame = 0 if operation == COMMAND else self.frames.frame_of(first)
                 if operation == COMMAND:
-                    first, count = links.firsts[worker], links.counts[worker]
+                    first, count = links.first_envs[worker], links.env_counts[worker]
                 links.request(
-                    worker, base + <uint32_t>k, flags | (LATE if late and k in late else 0),
-                    <uint32_t>first, <uint32_t>count, named)
-                self.open_requests += 1
+                    worker, base + <uint32_t>k,
+                    flags | (LATE if late_messages and k in late_messages else 0),
+                    <uint32_t>first, <uint32_t>count, request_frame)
+                self.num_open_requests += 1
                 self.ranges_in_flight |= count > 1
-            for i in range(self.begins[k], self.begins[k + 1]):
-                self.enter(envs[i], operation, base + <uint32_t>k)
-            self.num_in_flight += self.begins[k + 1] - self.begins[k]
-        if self.after and operation != COMMAND:
-            self.report_earlier(envs, self.begins[self.num_requests])
+            for i in range(self.request_begins[k], self.request_begins[k + 1]):
+                self.mark_asked(envs[i], operation, base + <uint32_t>k)
+            self.num_in_flight += self.request_begins[k + 1] - self.request_begins[k]
+        if self.next_faults and operation != COMMAND:
+            self.report_earlier_faults(envs, self.request_begins[self.num_requests])
         if broken is not None:  # last, because their requests have later numbers
             mask = c.SV_EVERYONE
             for env in broken:
-                self.cut(env, self.reports[env].fault, lasts)
+                self.answer_by_truncation(env, self.reports[env].fault, final_observations)
         return links.ring(mask)
 
     cdef uint32_t mask_of(self, const Py_ssize_t *envs, Py_ssize_t count) noexcept:
-        """Workers to wake for these envs: their own, or all workers if these are most of them."""
+        """The bits of the workers to wake for these envs: all, if these are half of the workers."""
         cdef Py_ssize_t i
         cdef uint32_t mask = 0
         if 2 * count > <Py_ssize_t>self.links.num_workers:
@@ -2178,81 +2318,80 @@ cdef class Ledger:
             mask |= c.sv_bell_mask(self.entries[envs[i]].worker)
         return mask
 
-    cdef inline void enter(self, Py_ssize_t env, uint32_t operation, uint32_t sequence) noexcept:
-        """Notes that an env was asked."""
+    cdef inline void mark_asked(self, Py_ssize_t env, uint32_t operation,
+                                uint32_t sequence) noexcept:
         cdef Entry *entry = &self.entries[env]
         entry.sequence = sequence
         entry.state = IN_FLIGHT
         entry.operation = operation
-        entry.by_user = operation == RESET
+        entry.is_user_reset = operation == RESET
 
-    cdef int report_earlier(self, const Py_ssize_t *envs, Py_ssize_t count) except -1:
+    cdef int report_earlier_faults(self, const Py_ssize_t *envs, Py_ssize_t count) except -1:
         """Has the answers of these envs report the faults that came before their requests."""
         cdef Py_ssize_t i
         for i in range(count):
-            if envs[i] in self.after:
-                fault, breaks = self.after.pop(envs[i])
+            if envs[i] in self.next_faults:
+                fault, breaks = self.next_faults.pop(envs[i])
                 self.num_broken -= breaks
-                self.reports[envs[i]] = report_of(fault, False, None)
+                self.reports[envs[i]] = make_report(fault, False, None)
         return 0
 
-    cdef inline int leave(self, Py_ssize_t env) except -1:
-        """Notes that an env is no longer in flight."""
+    cdef inline int mark_idle(self, Py_ssize_t env) except -1:
         self.entries[env].state = IDLE
         self.num_in_flight -= 1
-        return self.inbox.discard(env) if self.inbox.num_filled > 0 else 0
+        return self.inbox.discard(env) if self.inbox.num_nonempty > 0 else 0
 
     # ---- the queue of ready envs ---------------------------------------------------------------
 
     cdef inline int make_ready(self, Py_ssize_t env) noexcept:
         cdef Entry *entry = &self.entries[env]
         entry.state = READY
-        entry.previous, entry.next = self.newest, -1
-        if self.newest < 0:
-            self.oldest = env
+        entry.previous_ready, entry.next_ready = self.newest_ready, -1
+        if self.newest_ready < 0:
+            self.oldest_ready = env
         else:
-            self.entries[self.newest].next = env
-        self.newest = env
+            self.entries[self.newest_ready].next_ready = env
+        self.newest_ready = env
         self.num_ready += 1
         return 0
 
-    cdef int end_ready(self, Py_ssize_t env) except -1:
-        """Takes an env out of the queue; it is not in flight any more."""
+    cdef int take_ready(self, Py_ssize_t env) except -1:
+        """Takes an env out of the queue; it is idle then."""
         cdef Entry *entry = &self.entries[env]
-        if entry.previous < 0:
-            self.oldest = entry.next
+        if entry.previous_ready < 0:
+            self.oldest_ready = entry.next_ready
         else:
-            self.entries[entry.previous].next = entry.next
-        if entry.next < 0:
-            self.newest = entry.previous
+            self.entries[entry.previous_ready].next_ready = entry.next_ready
+        if entry.next_ready < 0:
+            self.newest_ready = entry.previous_ready
         else:
-            self.entries[entry.next].previous = entry.previous
+            self.entries[entry.next_ready].previous_ready = entry.previous_ready
         self.num_ready -= 1
-        return self.leave(env)
+        return self.mark_idle(env)
 
-    cdef object ready(self, envs, Py_ssize_t count):
-        """The ready ones of these envs; with None all by index, or the oldest so many of them."""
+    cdef object ready_envs(self, envs, Py_ssize_t count):
+        """The ready ones of these envs; None: the `count` oldest ones, or with -1 all, by index."""
         cdef Py_ssize_t i = 0
         cdef Py_ssize_t env
-        cdef object found
-        cdef Py_ssize_t *place
+        cdef object indices
+        cdef Py_ssize_t *index_at
         if envs is not None:
             return np.array([env for env in envs if self.entries[env].state == READY], np.intp)
         if count < 0 and self.num_ready == self.num_envs:
             return self.all_envs
-        found = np.empty(self.num_ready if count < 0 else min(count, self.num_ready), np.intp)
-        place = <Py_ssize_t *>data_of(found)
+        indices = np.empty(self.num_ready if count < 0 else min(count, self.num_ready), np.intp)
+        index_at = <Py_ssize_t *>data_of(indices)
         if count < 0:
             for env in range(self.num_envs):
                 if self.entries[env].state == READY:
-                    place[i] = env
+                    index_at[i] = env
                     i += 1
-            return found
-        env = self.oldest
-        for i in range(size_of(found)):
-            place[i] = env
-            env = self.entries[env].next
-        return found
+            return indices
+        env = self.oldest_ready
+        for i in range(size_of(indices)):
+            index_at[i] = env
+            env = self.entries[env].next_ready
+        return indices
 
     # ---- waiting -----------------------------------------------------------------------------
 
@@ -2260,111 +2399,142 @@ cdef class Ledger:
         """Waits until enough envs are ready, or these have answered, or for another event.
 
         Args:
-            wanted: Number of ready envs, or until one has raised; -1: all that are in flight.
-            envs: Envs that must have answered, whatever is ``wanted``; or None. With UP: those
+            wanted: How many envs must be ready, unless one has raised; -1: all that are in flight.
+            envs: Envs that must have answered, in place of `wanted`; or None. With WORKERS_UP: envs
                 whose workers must not be down.
             deadline: The end of the wait, in seconds by the monotonic clock. None: there is none.
 
         Returns:
-            The event that ends the wait. Another wait goes on with it.
+            The event that ends the wait. Another call goes on with the wait.
         """
         cdef Links links = self.links
         cdef Py_ssize_t missing
         cdef int64_t deadline_ns = -1  # no deadline; also if its nanoseconds do not fit
-        if deadline is not None and deadline < FOR_EVER_S:
+        if deadline is not None and deadline < MAX_DEADLINE_S:
             deadline_ns = <int64_t>(deadline * 1e9)
-        if links.inline is not None and self.num_unanswered() > 0:
-            # First: else the caller would step its envs only when the others were not enough.
-            links.serve_here()
+        if links.inline_server is not None and self.num_unanswered() > 0:
+            # First: else the caller would step its envs only where the other workers' are not
+            # enough.
+            links.serve_inline()
         cdef int event = NO_EVENT
-        if self.num_in_flight or links.down:  # first: a wait whose time is up looks nowhere else
+        if self.num_in_flight or links.down:  # here: a wait whose time is up does not look around
             event = links.look_if_due()
-        # Answers may be there already, which costs less to see than to wait for.
-        if wanted >= 0 or links.inline is not None:
+        # Answers may be there already, and to see them costs less than to wait.
+        if wanted >= 0 or links.inline_server is not None:
             self.pop()
         while event == NO_EVENT or event == DONE:
-            if self.failures:
+            if self.pending_failures:
                 return RAISED
-            if self.num_unfinished > 0:
+            if self.num_incomplete > 0:
                 event = self.wait_for_message(deadline_ns)
             else:
                 missing = self.num_wanted(wanted, envs)
                 if missing <= 0:
                     return DONE
-                if self.open_requests == 0 and links.down:
+                if self.num_open_requests == 0 and links.down:
                     event = links.listen(list(links.down), deadline_ns)
                 else:
                     event = self.wait_for_answers(missing, deadline_ns, envs is not None)
-            self.pop()  # also when the time is up
+            self.pop()  # also if the time is up
         return event
 
+    # ---- waking an event loop ----------------------------------------------------------------
+
+    cpdef int poll(self, bint woken) except -1:
+        """The event to handle, without a wait; DONE and TIME_UP: there is none.
+
+        Args:
+            woken: Whether something has happened, so that it must look around at once.
+        """
+        cdef Links links = self.links
+        cdef int event = NO_EVENT
+        if woken or links.down or links.is_due():
+            event = links.look_around()
+        return self.wait(0, None, 0.0) if event == NO_EVENT else event
+
+    def arm(self):
+        """Has the next answer wake this process by the descriptor that its workers have.
+
+        Returns:
+            Seconds after which to look around if nothing wakes it; 0: there is an answer; None: it
+            need not look.
+        """
+        cdef Links links = self.links
+        # This reads the count, and then the rings: an answer that is not in the rings is counted
+        # later. If a worker has died in between, the count is one too low until this is done again.
+        links.resync_count()
+        if (links.num_processes > 0 and not c.sv_completion_arm(
+                links.completion, links.issued - self.num_open_requests + 1)):
+            return 0.0
+        return links.look_timeout(self.num_in_flight > 0)
+
     cdef Py_ssize_t num_wanted(self, Py_ssize_t wanted, envs) except? -1:
-        """How many envs, or requests, a wait is for that have not answered."""
-        if wanted == UP:
+        """How many envs, or requests, a wait still lacks."""
+        if wanted == WORKERS_UP:
             return self.num_down(envs)
         if envs is not None:
             return self.num_missing(envs)
         if wanted < 0:
             return self.num_unanswered()
-        return 0 if self.raised else wanted - self.num_ready
+        return 0 if self.caller_failures else wanted - self.num_ready
 
     cdef int wait_for_answers(self, Py_ssize_t wanted, int64_t deadline, bint requests) except -1:
         """Waits until ``wanted`` more envs, or requests, may be answered."""
         cdef Links links = self.links
-        cdef uint32_t done = links.issued - self.open_requests
+        cdef uint32_t done = links.issued - self.num_open_requests
         cdef c.sv_budget usual = links.waiter.budget
-        if self.open_requests == 0:  # no answer would ever come
+        if self.num_open_requests == 0:  # no answer would ever come
             raise RuntimeError("the segment is damaged: answers are lost")
-        if wanted >= self.num_unanswered():  # all that are in flight: usual, and as fast as can be
+        if wanted >= self.num_unanswered():  # the fast path: all that are in flight
             return links.wait_for(links.issued, deadline)
         if self.ranges_in_flight and not requests:  # one answer may be for many envs
             wanted = 1
         if usual.pause == 0:
-            # This wait must not yield: a worker keeps a core that is yielded to it until it has
-            # answered all its requests, while a sleeper that is woken takes the core back at once
+            # This wait must not yield. A worker to which a core is yielded keeps it until it has
+            # answered all its requests; a sleeper that is woken takes the core back at once
             # (uneven envs: 1.6 -> 1.8 times lockstep).
             links.waiter.budget.yield_ = links.waiter.budget.linger = 0
         try:
             return links.wait_for(
-                done + <uint32_t>min(wanted, <Py_ssize_t>self.open_requests), deadline)
+                done + <uint32_t>min(wanted, <Py_ssize_t>self.num_open_requests), deadline)
         finally:
             links.waiter.budget = usual
 
     cdef int wait_for_message(self, int64_t deadline) except -1:
         """Waits for a message without which an answer cannot be taken."""
         cdef Links links = self.links
-        cdef list incomplete = self.incomplete
+        cdef list incomplete = self.incomplete_workers
         for worker in incomplete:
             if links.channels[worker].find(self.sequence_awaited(worker)) is not None:
                 return MESSAGE
-            if links.workers.is_here(worker):  # it has sent what there is
+            if links.workers.is_inline(worker):  # it has sent all of its messages
                 raise RuntimeError("the segment is damaged: the message of an answer is lost")
         return links.listen(incomplete, deadline)
 
     # ---- answers -----------------------------------------------------------------------------
 
     cdef int pop(self) except -1:
-        """Receives the answers that are on the rings."""
+        """Takes the answers off the rings."""
         cdef Links links = self.links
         cdef c.sv_record answer
         cdef uint32_t i
         cdef uint32_t worker
-        links.enter(c.SV_TRACE_TAKE)
+        links.enter_span(c.SV_TRACE_TAKE)
         for i in range(links.num_workers):
             worker = (self.next_worker + i) % links.num_workers
-            while links.take(worker, &answer):
-                self.settle(worker, &answer)
+            while links.pop_answer(worker, &answer):
+                self.record_answer(worker, &answer)
         self.next_worker = (self.next_worker + 1) % links.num_workers
-        if self.open_requests == 0:
+        if self.num_open_requests == 0:
             self.ranges_in_flight = False
-        return links.follow_if_due()
+        return links.update_budgets_if_due()
 
-    cdef int settle(self, uint32_t worker, const c.sv_record *answer) except -1:
-        """Notes an answer; its envs are ready, unless a message is to come."""
+    cdef int record_answer(self, uint32_t worker, const c.sv_record *answer) except -1:
+        """Its envs become ready, unless a message is still to come."""
         cdef uint32_t env
         cdef bint asked = False
         for env in range(answer.first, answer.first + answer.count):
-            if self.is_asked(env, answer.sequence):
+            if self.is_asked_with(env, answer.sequence):
                 asked = True
                 break
         if not asked:
@@ -2373,54 +2543,56 @@ cdef class Ledger:
         try:
             if answer.operation & MESSAGES:
                 self.inbox.receive(worker, answer)
-        finally:  # a message that is damaged is said to be once
-            self.open_requests -= 1
+        finally:  # so a damaged message raises only once
+            self.num_open_requests -= 1
             if answer.operation & LATE:
-                self.unfinished[worker].append((answer.sequence, answer.first, answer.count))
-                self.num_unfinished += 1
+                self.incomplete_answers[worker].append(
+                    (answer.sequence, answer.first, answer.count))
+                self.num_incomplete += 1
             else:
                 for env in range(answer.first, answer.first + answer.count):
-                    if self.is_asked(env, answer.sequence):
+                    if self.is_asked_with(env, answer.sequence):
                         self.make_ready(env)
         return 0
 
-    cdef inline bint is_asked(self, uint32_t env, uint32_t sequence) noexcept:
-        """Whether an env is in flight with the request of this number."""
+    cdef inline bint is_asked_with(self, uint32_t env, uint32_t sequence) noexcept:
         return self.entries[env].state == IN_FLIGHT and self.entries[env].sequence == sequence
 
     def sequence_awaited(self, uint32_t worker):
-        """The number of the request whose message must come next from a worker."""
-        return self.unfinished[worker][0][0]
+        """The number of the request whose message a worker must send next."""
+        return self.incomplete_answers[worker][0][0]
 
     def deliver(self, uint32_t worker, list messages, list failures, results):
-        """Takes the next message of a worker: (kind, env, message), failures and results."""
+        """Takes a worker's next message: [(kind, env, message)], failures, results or None."""
         cdef Py_ssize_t env
-        cdef dict late = {}
-        sequence, first, count = self.unfinished[worker][0]
+        cdef dict late_messages = {}
+        sequence, first, count = self.incomplete_answers[worker][0]
         for kind, env, message in messages:
-            if 0 <= env < self.num_envs and self.is_asked(<uint32_t>env, sequence):
-                late.setdefault(env, []).append((kind, message))
+            if 0 <= env < self.num_envs and self.is_asked_with(<uint32_t>env, sequence):
+                late_messages.setdefault(env, []).append((kind, message))
         failed = {failure.env for failure in failures}
         # The commit.
-        del self.unfinished[worker][0]
-        self.num_unfinished -= 1
-        self.inbox.receive_late(late)
+        del self.incomplete_answers[worker][0]
+        self.num_incomplete -= 1
+        self.inbox.receive_late(late_messages)
         for env in range(first, first + count):
-            if self.is_asked(<uint32_t>env, sequence):
+            if self.is_asked_with(<uint32_t>env, sequence):
                 if env in failed:
                     self.lose_answer(env, FAILED)
                 else:
                     if results is not None:
-                        self.results[env] = results[env - first]
+                        self.command_results[env] = results[env - first]
                     self.make_ready(env)
-        self.failures += failures
+        self.pending_failures += failures
 
     # ---- faults ------------------------------------------------------------------------------
 
     cdef int lose_answer(self, Py_ssize_t env, uint32_t state) except -1:
-        """Notes that an env in flight has raised, or is lost."""
+        """Notes that an env in flight has FAILED, or is LOST."""
         self.entries[env].state = state
-        self.frames.block = -1  # its row there was not written
+        if self.entries[env].operation != COMMAND:
+            self.next_seeds.unmark_used(env)
+        self.frames.unlent_block = -1  # the env's row there was not written
         return self.inbox.discard(env)
 
     def lose(self, uint32_t worker):
@@ -2433,16 +2605,16 @@ cdef class Ledger:
         cdef Py_ssize_t env
         while (links.outstanding[worker] > 0
                and c.sv_ring_try_pop(&links.completions[worker], &answer) == c.SV_RING_YES
-               and links.is_of(worker, &answer)):
+               and links.is_answer_of(worker, &answer)):
             links.outstanding[worker] -= 1
-            self.settle(worker, &answer)
+            self.record_answer(worker, &answer)
         # The commit.
-        self.num_unfinished -= len(self.unfinished[worker])
-        self.unfinished[worker].clear()
-        for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
+        self.num_incomplete -= len(self.incomplete_answers[worker])
+        self.incomplete_answers[worker].clear()
+        for env in links.envs_of(worker):
             if self.entries[env].state == IN_FLIGHT:
                 self.lose_answer(env, LOST)
-        self.open_requests -= links.outstanding[worker]
+        self.num_open_requests -= links.outstanding[worker]
         links.renew(worker)
         self.renew(worker)
         self.lost_workers[worker] = True
@@ -2457,134 +2629,133 @@ cdef class Ledger:
         cdef Py_ssize_t env
         self.lose(worker)
         links.down.pop(worker, None)
-        for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
+        for env in links.envs_of(worker):
             if self.entries[env].state == LOST or self.entries[env].state == FAILED:
-                self.leave(env)
+                self.mark_idle(env)
 
     def lost_resets(self, uint32_t worker):
-        """Envs of a dead worker that were lost in a reset by the caller, or raised in it."""
-        cdef Links links = self.links
+        """Envs of a dead worker that were lost, or have raised, in a reset by the user."""
         cdef Py_ssize_t env
-        return [env for env in range(links.firsts[worker],
-                                     links.firsts[worker] + links.counts[worker])
-                if self.entries[env].state in (LOST, FAILED) and self.entries[env].by_user]
+        return [env for env in self.links.envs_of(worker)
+                if self.entries[env].state in (LOST, FAILED) and self.entries[env].is_user_reset]
 
     def revive(self, uint32_t worker, fault):
         """Notes that a worker has a successor, and repeats or answers what was lost."""
         cdef Links links = self.links
         cdef Py_ssize_t env
-        cdef Py_ssize_t first = links.firsts[worker]
-        cdef Py_ssize_t end = first + links.counts[worker]
-        cdef dict lasts = {env: self.last_of_lost(env) for env in range(first, end)}
+        cdef object envs = links.envs_of(worker)
+        cdef dict final_observations = {env: self.lost_observation(env) for env in envs}
         # The commit.
         self.lost_workers[worker] = False
         del links.down[worker]
-        for env in range(first, end):
+        for env in envs:
             if self.entries[env].state == LOST or self.entries[env].state == FAILED:
-                self.answer_lost(env, fault, lasts)
+                self.answer_lost(env, fault, final_observations)
             else:
-                self.break_later(env, fault)
+                self.report_later(env, fault)
         links.ring(c.SV_EVERYONE)
 
-    cdef object last_of_lost(self, Py_ssize_t env):
-        """The final observation of the episode of an env whose step is lost."""
+    cdef object lost_observation(self, Py_ssize_t env):
+        """The final observation of an episode that ends because its env's step is lost; or None."""
         if self.resets_in_step and self.entries[env].operation == STEP and (
                 self.entries[env].state == LOST or self.entries[env].state == FAILED):
             return self.frames.last_observation(env, True)
         return None
 
     def has_failed(self, Py_ssize_t env):
-        """Whether an env has raised, and the ledger has not answered in its place."""
+        """Whether an env has raised, and was neither answered for nor taken."""
         return self.entries[env].state == FAILED
 
-    def mend(self, failure, fault):
-        """Answers in place of an env that has raised, which settles its failure."""
-        cdef dict lasts = {failure.env: self.last_of_lost(failure.env)}
-        self.answer_lost(failure.env, fault, lasts)
-        self.settle_failure(failure)
+    def answer_failed(self, failure, fault):
+        """Answers in place of an env that has raised."""
+        cdef dict final_observations = {failure.env: self.lost_observation(failure.env)}
+        self.answer_lost(failure.env, fault, final_observations)
+        self.remove_failure(failure)
         self.links.ring(c.SV_EVERYONE)
 
-    def settle_failure(self, failure):
-        """Removes an env's failure from the list of those that are not decided."""
+    def remove_failure(self, failure):
+        """Removes a failure from the pending ones."""
         cdef Py_ssize_t i
-        for i in range(len(self.failures)):
-            if self.failures[i] is failure:
-                del self.failures[i]
+        for i in range(len(self.pending_failures)):
+            if self.pending_failures[i] is failure:
+                del self.pending_failures[i]
                 break
 
-    def give_up(self, failure):
+    def leave_to_caller(self, failure):
         """Leaves an env's exception to the caller."""
         if self.entries[failure.env].state == FAILED:
-            self.leave(failure.env)
-        self.raised.append(failure)
-        self.settle_failure(failure)
+            self.mark_idle(failure.env)
+        self.caller_failures.append(failure)
+        self.remove_failure(failure)
 
-    cdef int answer_lost(self, Py_ssize_t env, fault, dict lasts) except -1:
+    cdef int answer_lost(self, Py_ssize_t env, fault, dict final_observations) except -1:
         report = self.reports.get(env)
         cdef uint32_t operation = self.entries[env].operation
         if operation == COMMAND:
-            self.leave(env)
-            self.unanswered.append(env)
-            return self.break_later(env, fault)
+            self.mark_idle(env)
+            self.lost_commands.append(env)
+            return self.report_later(env, fault)
         if operation == STEP and not (self.resets_in_next_step and self.frames.was_over(env)):
-            return self.cut(env, fault, lasts)
-        if report is not None:  # the reset itself may be due to an earlier fault
-            self.reports[env] = report_of(fault, report.cut_off, report.last)
+            return self.answer_by_truncation(env, fault, final_observations)
+        if report is not None:  # the reset itself may answer for an earlier fault
+            self.reports[env] = make_report(fault, report.cut_off, report.last)
         else:
-            self.reports[env] = report_of(fault, False, None)
+            self.reports[env] = make_report(fault, False, None)
         return self.ask_reset_instead(env)
 
-    cdef int break_later(self, Py_ssize_t env, fault) except -1:
-        """Has the env's next answer report a fault, as a truncation unless that is a reset's."""
-        cdef bint breaks = not self.frames.over(env) or self.resets_in_step or (
+    cdef int report_later(self, Py_ssize_t env, fault) except -1:
+        """Has the env's next answer report a fault: as a truncation, unless it answers a reset."""
+        cdef bint breaks = not self.frames.is_over(env) or self.resets_in_step or (
             self.may_step_over and not self.resets_in_next_step)
-        if env in self.after:
-            self.num_broken -= self.after[env][1]
-        self.after[env] = fault, breaks
+        if env in self.next_faults:
+            self.num_broken -= self.next_faults[env][1]
+        self.next_faults[env] = fault, breaks
         self.num_broken += breaks
         return 0
 
-    cdef int cut(self, Py_ssize_t env, fault, dict lasts) except -1:
-        """Answers in place of an env with a truncation; it is then reset as its mode says."""
+    cdef int answer_by_truncation(self, Py_ssize_t env, fault, dict final_observations) except -1:
+        """Answers in place of an env with a truncation; the env is then reset as its mode says."""
         self.frames.truncate(env)
         if self.resets_in_step:
-            self.reports[env] = report_of(fault, True, [lasts[env]])
-            self.entries[env].by_user = False
+            self.reports[env] = make_report(fault, True, [final_observations[env]])
+            self.entries[env].is_user_reset = False
             return self.ask_reset_instead(env)
-        self.reports[env] = report_of(fault, True, None)
+        self.reports[env] = make_report(fault, True, None)
         return self.make_ready(env)
 
     cdef int ask_reset_instead(self, Py_ssize_t env) except -1:
-        """Asks an env to reset in place of its request; the caller rings the bell."""
+        """Asks an env to reset in place of its request. The caller rings the bell."""
         cdef Links links = self.links
         cdef Entry *entry = &self.entries[env]
         links.sequence += 1
-        self.seeds.put(env, NOTHING)  # the worker knows what the lost one had
+        self.seeds.put(env, NO_ARGUMENTS)  # the worker knows those of the lost reset
+        if not entry.is_user_reset:
+            self.seeds.mark_automatic(env)
         links.request(entry.worker, links.sequence, RESET, <uint32_t>env, 1,
                       self.frames.frame_of(env))
-        self.open_requests += 1
+        self.num_open_requests += 1
         entry.sequence = links.sequence
         entry.operation = RESET
         entry.state = IN_FLIGHT
-        self.frames.block = -1
+        self.frames.unlent_block = -1
         return 0
 
     def discard(self):
-        """Discards all answers, none of which is pending; the next answers report their faults."""
-        while self.oldest >= 0:
-            self.end_ready(self.oldest)
-        self.frames.block = -1
+        """Discards all answers, which have all come; the next answers report their faults."""
+        while self.oldest_ready >= 0:
+            self.take_ready(self.oldest_ready)
+        self.frames.unlent_block = -1
         self.postpone_reports(list(self.reports))
-        self.results.clear()
-        self.unanswered.clear()
-        self.raised.clear()
+        self.command_results.clear()
+        self.lost_commands.clear()
+        self.caller_failures.clear()
 
     cdef int postpone_reports(self, list envs) except -1:
         """Has the next answers of these envs report the faults of the discarded answers."""
         for env in envs:
             report = self.reports.pop(env, None)
-            if report is not None and env not in self.after:
-                self.after[env] = report.fault, report.cut_off
+            if report is not None and env not in self.next_faults:
+                self.next_faults[env] = report.fault, report.cut_off
                 self.num_broken += report.cut_off
         return 0
 
@@ -2598,44 +2769,47 @@ cdef class Ledger:
         the envs are idle, and their next answers report their faults.
 
         Args:
-            envs: The envs to take, in this order, but for those that have raised or lost their
-                command. None: all that are ready, by index.
-            count: In place of envs: so many of those that have been ready for longest; none of
-                them if an env has raised. -1: all.
+            envs: The envs to take, in this order; those that have raised or lost their command are
+                left out. None: all that are ready, by index.
+            count: In place of `envs`: take so many, those first that have been ready for longest;
+                none if an env has raised. -1: all.
             vector_env: Gathers the infos; True: as any would. None: one dict an env.
-            everyone: Whether the results are of all envs, each in its place.
+            everyone: Whether the results have a row for each env; else for each env that is taken.
             arrays: Whether arrays are wanted at all.
 
         Returns:
-            The envs; their results: four arrays and infos; and None, or {env: Report}, the failures
-            of these envs, or of all, results of a command, by env, and envs whose command was lost.
+            The envs; their results, which are four arrays and infos; and None, or a tuple: {env:
+            Report}, failures (of `envs`, or all), {env: parcel with a command's result}, and envs
+            whose command was lost.
         """
-        cdef object chosen = self.ready(envs, 0 if count >= 0 and self.raised else count)
+        cdef object chosen = self.ready_envs(
+            envs, 0 if count >= 0 and self.caller_failures else count)
         cdef const Py_ssize_t *view = <const Py_ssize_t *>data_of(chosen)
         cdef Py_ssize_t num_taken = size_of(chosen)
-        cdef list failures = self.raised
+        cdef list failures = self.caller_failures
         cdef dict reports
         cdef dict values
         cdef object rest = None
         if failures and envs is not None:
             failures = [each for each in failures if each.env in envs]
         try:
-            results = self.results_of(chosen, vector_env, everyone, arrays)
+            results = self.collect_results(chosen, vector_env, everyone, arrays)
         except BaseException:
             self.postpone_reports(chosen.tolist())
             self.commit(view, num_taken, failures)
             raise
-        if failures or self.reports or self.results or self.unanswered:
+        if failures or self.reports or self.command_results or self.lost_commands:
             taken = chosen.tolist()
             reports = {env: self.reports[env] for env in taken if env in self.reports}
-            values = {env: self.results[env].open() for env in taken if env in self.results}
-            rest = reports, failures, values, self.unanswered
+            values = {
+                env: self.command_results[env] for env in taken if env in self.command_results}
+            rest = reports, failures, values, self.lost_commands
         self.commit(view, num_taken, failures)
         return chosen, results, rest
 
     def step_and_take(self, exchange, actions, vector_env, envs, Py_ssize_t rollout_frame,
-                      bint last, bint arrays, meanwhile, within):
-        """The calls of a batch step in one, under the guard: `step`, `wait` and `take`.
+                      bint is_last, bint arrays, during_step, loan):
+        """Steps a batch: `step`, `wait` and `take` in one call, under the guard.
 
         Args:
             exchange: Its `settle` waits for an abandoned call; its `handle` handles events; its
@@ -2644,35 +2818,35 @@ cdef class Ledger:
             vector_env: As for `take`.
             envs: As for `step`.
             rollout_frame: Likewise.
-            last: Whether that is the rollout's last frame.
+            is_last: Whether it is the rollout's last frame.
             arrays: As for `take`.
-            meanwhile: Called while the envs step.
-            within: The loan under which this call is made.
+            during_step: Called while the envs step.
+            loan: The loan under which this call is made.
         """
         cdef Guard guard = self.links.guard
         cdef int event
-        guard.enter_whole()
+        guard.enter_round_trip()
         try:
-            if not self.is_free(within):
-                exchange.settle("step_async", envs, within)
+            if not self.is_free(loan):
+                exchange.settle("step_async", envs, loan)
             self.step(envs, actions, rollout_frame)
-            if meanwhile is not None:
-                meanwhile()
+            if during_step is not None:
+                during_step()
             event = self.wait(-1, None, None)
             while event != DONE:
                 exchange.handle(event)
                 event = self.wait(-1, None, None)
             _, results, rest = self.take(None, -1, vector_env, True, arrays)
-            if last or rest is not None or exchange.recycles:
-                exchange.end_step(rest, last)
+            if is_last or rest is not None or exchange.recycles:
+                exchange.end_step(rest, is_last)
             return results
         except BaseException:
-            guard.abandon_all()
+            guard.abandon_round_trip()
             raise
         finally:
             guard.leave()
 
-    cdef tuple results_of(self, object chosen, vector_env, bint everyone, bint arrays):
+    cdef tuple collect_results(self, object chosen, vector_env, bint everyone, bint arrays):
         """Four arrays of these envs, or of all, and infos."""
         cdef const Py_ssize_t *envs = <const Py_ssize_t *>data_of(chosen)
         cdef Py_ssize_t count = size_of(chosen)
@@ -2683,35 +2857,38 @@ cdef class Ledger:
                 if report is not None and report.cut_off:  # a reset has overwritten the truncation
                     self.frames.mark_truncated(envs[i])
         if vector_env is None:
-            infos = self.inbox.each(envs, count)
-        elif self.reports or self.inbox.num_filled > 0:
+            infos = self.inbox.read_each(envs, count)
+        elif self.reports or self.inbox.num_nonempty > 0:
             if vector_env is True or not everyone:
-                self.batch.num_envs = self.num_envs if everyone else count
-                vector_env = self.batch
+                self.vector_env_stub.num_envs = self.num_envs if everyone else count
+                vector_env = self.vector_env_stub
             infos = self.inbox.gather(envs, count, everyone, self.reports, vector_env)
         else:
             infos = {}
-        # Only after the infos, with which observations come that are messages.
+        # After the infos: observations that are messages come with them.
         if not arrays:
-            self.frames.count_batch(None)
+            self.frames.note_batch(None)
             return None, None, None, None, infos
-        return self.frames.all(infos) if everyone else self.frames.some(chosen, infos)
+        if everyone:
+            return self.frames.results_of_all(infos)
+        return self.frames.results_of(chosen, infos)
 
     cdef int commit(self, const Py_ssize_t *envs, Py_ssize_t count, list failures) except -1:
-        """Notes that these envs and failures were taken."""
+        """Marks these envs and failures as taken."""
         cdef Py_ssize_t i
         self.links.guard.untaken = False
-        self.links.enter(c.SV_TRACE_CALLER)
+        self.links.enter_span(c.SV_TRACE_CALLER)
         if failures:
             taken = {id(failure) for failure in failures}
-            self.raised = [failure for failure in self.raised if id(failure) not in taken]
+            self.caller_failures = [
+                failure for failure in self.caller_failures if id(failure) not in taken]
         for i in range(count):
-            if self.entries[envs[i]].state == READY:  # else it is named twice
-                self.end_ready(envs[i])
-        if self.reports or self.results:
+            if self.entries[envs[i]].state == READY:  # an env may be named twice
+                self.take_ready(envs[i])
+        if self.reports or self.command_results:
             for i in range(count):
                 self.reports.pop(envs[i], None)
-                self.results.pop(envs[i], None)
-        if self.unanswered:
-            self.unanswered = []
+                self.command_results.pop(envs[i], None)
+        if self.lost_commands:
+            self.lost_commands = []
         return 0

@@ -60,6 +60,7 @@ cdef extern from "completion.h" nogil:
     bint sv_completion_reached(uint32_t done, uint32_t target)
     bint sv_completion_check(sv_completion *completion, uint32_t target)
     bint sv_completion_add(sv_completion *completion)
+    bint sv_completion_arm(sv_completion *completion, uint32_t target)
 
 
 cdef extern from "counters.h" nogil:
@@ -137,8 +138,8 @@ cdef extern from "notice.h" nogil:
     void sv_notice_open(sv_notice *notice, uint64_t process, uint64_t num_processes)
     void sv_notice_close(sv_notice *notice)
     uint64_t sv_notice_state(const sv_notice *notice)
-    void sv_notice_wait(sv_notice *notice, int64_t now)
-    void sv_notice_go_on(sv_notice *notice)
+    void sv_notice_begin_wait(sv_notice *notice, int64_t now)
+    void sv_notice_end_wait(sv_notice *notice)
 
 
 cdef extern from "trace.h" nogil:
@@ -163,7 +164,8 @@ cdef extern from "trace.h" nogil:
     size_t sv_trace_bytes(uint32_t rings, uint32_t size)
     void sv_trace_turn(void *base, bint on)
     bint sv_trace_is_on(const sv_trace *trace)
-    void sv_trace_attach(sv_trace *trace, void *base, uint32_t size, uint32_t index, uint32_t rest)
+    void sv_trace_attach(sv_trace *trace, void *base, uint32_t size, uint32_t index,
+                         uint32_t idle_kind)
     void sv_trace_add(sv_trace *trace, uint32_t kind, uint32_t env, int64_t begin, int64_t end)
     void sv_trace_enter(sv_trace *trace, uint32_t kind, int64_t now)
     uint32_t sv_trace_read(void *base, uint32_t size, uint32_t index, sv_trace_entry *entries,
@@ -230,11 +232,11 @@ cdef extern from "wait.h" nogil:
     ctypedef struct sv_waiter:
         sv_trace *trace
         sv_budget budget
-        int64_t left
+        int64_t answers_left
         bint homing
         int64_t typical
         int64_t park_cost
-        int64_t ended
+        int64_t ended_at
     void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bint homing, sv_counts *counts)
     void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy, sv_counts *counts)
     int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
@@ -290,7 +292,7 @@ cdef extern from "segment.h" nogil:
     sv_policy *sv_segment_policy(void *base, const sv_segment *plan)
     sv_notice *sv_segment_notice(void *base, const sv_segment *plan)
     sv_counters *sv_segment_past(void *base, const sv_segment *plan, uint32_t worker)
-    uint64_t sv_segment_front(const sv_segment *plan)
+    uint64_t sv_segment_head_bytes(const sv_segment *plan)
     sv_counters *sv_segment_counters(void *base, const sv_segment *plan, uint32_t worker)
     sv_timings *sv_segment_timings(void *base, const sv_segment *plan, uint32_t env)
     sv_text *sv_segment_text(void *base, const sv_segment *plan, uint32_t worker)

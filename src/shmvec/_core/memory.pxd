@@ -63,7 +63,7 @@ cdef inline bint is_writeable(object array) noexcept:
     return (_fields(array).flags & 0x400) != 0  # NPY_ARRAY_WRITEABLE
 
 
-# A new array of the same shape and dtype, contiguous in C's order; nothing is written to it.
+# A new array of the same shape and dtype, contiguous in C's order, with any content.
 cdef object new_like(object array)
 
 
@@ -72,11 +72,11 @@ cdef object new_like_as(object array, object dtype)
 
 
 cdef class Pool:
-    cdef object like
-    cdef bint large
+    cdef object template
+    cdef bint pools_large
     cdef Py_ssize_t nbytes
-    cdef list kept
-    cdef Py_ssize_t oldest
+    cdef list arrays
+    cdef Py_ssize_t next_index
     cdef object new(self)
     cdef object copy(self)
     cdef bint is_free(self, PyObject *array) noexcept
@@ -93,9 +93,9 @@ cdef class Segment:
     cdef bint has_front(self) noexcept
 
 
-cdef bytes packed_words(words)
+cdef bytes pack_words(words)
 cdef void *address_of(object array) except? NULL
-cdef object copied(object array, Py_ssize_t itemsize)
+cdef object copy_array(object array, Py_ssize_t itemsize)
 
 
 cdef class Codec:
@@ -113,22 +113,26 @@ cdef class Codec:
 cdef class MessageCodec(Codec):
     cdef object space
     cdef Py_ssize_t num_envs
-    cdef object explain
+    cdef object explain_error
     cdef dict batched_spaces
     cdef list values
     cdef object arrays
-    cdef object joined(self, envs, object arrays)
+    cdef object join(self, envs, object arrays)
     cdef list split(self, object batch, Py_ssize_t count)
+
+
+cdef class Results
 
 
 cdef class StepLog:
     cpdef int attach(self, Py_ssize_t first, Py_ssize_t count) except -1
     cpdef int interrupt(self, Py_ssize_t env) except -1
-    cdef int put_start(self, Py_ssize_t env, Py_ssize_t ahead, object observation) except -1
-    cdef int put_step(self, Py_ssize_t env, object action, object observation, double reward,
-                      bint terminated, bint truncated) except -1
+    cdef int put_start(self, Py_ssize_t env, Py_ssize_t num_unpublished,
+                       object observation) except -1
+    cdef int put_step(self, Py_ssize_t env, object action, object observation, Results results,
+                      Py_ssize_t row) except -1
     cdef int publish(self, Py_ssize_t env, Py_ssize_t count) except -1
-    cdef int asked(self, const Py_ssize_t *envs, Py_ssize_t count) except -1
+    cdef int note_request(self, const Py_ssize_t *envs, Py_ssize_t count) except -1
     cdef int accept(self, Py_ssize_t env) except -1
 
 
@@ -138,12 +142,18 @@ cdef class Seeds:
     cdef bint fits(self, tuple arguments) except -1
     cdef int put(self, Py_ssize_t env, tuple arguments) except -1
     cdef tuple get(self, Py_ssize_t env)
+    cdef int mark_automatic(self, Py_ssize_t env) except -1
+    cdef bint is_automatic(self, Py_ssize_t env) noexcept
+    cdef bint is_unused(self, Py_ssize_t env) noexcept
+    cdef int mark_used(self, Py_ssize_t env) except -1
+    cdef int remove_used(self, Py_ssize_t env) except -1
+    cdef int unmark_used(self, Py_ssize_t env) except -1
 
 
 cdef class Lender:
     cdef Py_buffer export     # of the memory in which the rows lie
     cdef uint8_t[::1] marks   # by row: whether it is lent
-    cpdef bint leased(self, Py_ssize_t first, Py_ssize_t count)
+    cpdef bint is_leased(self, Py_ssize_t first, Py_ssize_t count)
     cpdef Lease lease(self, Py_ssize_t first, Py_ssize_t count)
 
 cdef class Lease:
@@ -161,12 +171,15 @@ cdef class Results(Lender):
     cdef readonly object truncations
     cdef readonly Py_ssize_t num_envs
     cdef readonly Py_ssize_t num_frames
-    cdef double[::1] reward_of
+    cdef double[::1] reward_of    # None: rewards have more than one number
+    cdef Codec reward_arrays      # of such rewards; else None
+    cdef object zero_reward       # of such rewards
     cdef uint8_t[::1] terminated_of
     cdef uint8_t[::1] truncated_of
-    cdef tuple copies             # Pools of copies of rewards, terminations and truncations
-    cdef tuple gathered           # likewise for as many rows as were gathered last; None: none were
+    cdef tuple copy_pools         # of all rewards, terminations and truncations
+    cdef tuple gather_pools       # for as many rows as were gathered last; None: none were
     cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1
+    cdef int clear_reward(self, Py_ssize_t row) except -1
     cdef tuple gather(self, object rows)
     cdef tuple rewards_and_flags(self, const Py_ssize_t[::1] row_of)
     cpdef tuple view(self, Lease lease, tuple lead)
@@ -175,7 +188,7 @@ cdef class Blocks(Lender):
     cdef Codec observations
     cdef Py_ssize_t num_envs
     cdef Py_ssize_t num_blocks
-    cdef c.sv_area area         # the memory of which a fork gets a copy
-    cdef bint added           # whether the area was added: csrc/pages.h
-    cdef Py_ssize_t unleased(self)
+    cdef c.sv_area area      # memory of which a fork gets a copy
+    cdef bint is_registered  # the area was added: csrc/pages.h
+    cdef Py_ssize_t find_unleased(self)
     cdef object lend(self, Py_ssize_t block)

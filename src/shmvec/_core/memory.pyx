@@ -1,7 +1,7 @@
-"""What both sides have of the shared memory.
+"""What caller and workers have of the shared memory: the segment, and the slabs in it.
 
 By section: NumPy's arrays in C; the segment and its counters; codecs, which write and read values
-of spaces; rows of results, and how they are lent.
+of spaces in slabs; rows of results, and how they are lent.
 """
 
 cimport cython
@@ -33,18 +33,17 @@ from weakref import ref
 
 import numpy as np
 
-from shmvec._pickling import EMPTY
+from shmvec._pickling import EMPTY_DICT
 
 
 # ==== arrays ======================================================================================
 #
-# To read an attribute of an array takes Python as long as to copy a few numbers, so on the step's
-# path C reads the fields of NumPy's arrays. NumPy's headers are not used for so little: a build
-# would need NumPy, of a new enough version. The declarations here are NumPy's binary interface, on
-# which every extension depends that was compiled with the headers of a past version: neither the
-# fields of an array nor the places of functions in NumPy's table change. (The fields of a dtype
-# differ between 1.x and 2.x, and are not read here.) All of it is checked when this module is
-# imported; a NumPy that differs is refused.
+# Python takes as long to read an attribute of an array as to copy a few numbers. So on the step's
+# path C reads the fields of NumPy's arrays. It does so without NumPy's headers: a build would need
+# NumPy, of a new enough version. The declarations here are NumPy's binary interface, on which every
+# compiled extension depends: neither the fields of an array nor the places of functions in NumPy's
+# table change. The fields of a dtype differ between 1.x and 2.x, and are not read here. The import
+# of this module checks all of it, and refuses a NumPy that differs.
 
 try:
     from numpy._core import _multiarray_umath as _umath
@@ -56,7 +55,7 @@ ABI_VERSION = 0       # PyArray_GetNDArrayCVersion
 API_VERSION = 211     # PyArray_GetNDArrayCFeatureVersion
 NEW_LIKE_ARRAY = 277  # PyArray_NewLikeArray
 
-cdef unsigned int _API_LEAST = 0xf  # the version of NumPy 1.22
+cdef unsigned int _MIN_API_VERSION = 0xf  # the version of NumPy 1.22
 cdef int _C_ORDER = 0
 
 ctypedef unsigned int (*Version)() noexcept
@@ -65,47 +64,49 @@ ctypedef object (*NewLikeArray)(PyObject *prototype, int order, PyObject *dtype,
 cdef NewLikeArray _new_like_array
 
 
-def looked_at(array):
-    """What C reads of an array: address, shape, size, whether of its dtype, contiguous, aligned."""
+def array_fields(array):
+    """What C reads of an array: address, shape, size, and: of its dtype, contiguous, aligned."""
     cdef int axis
     shape = tuple([shape_of(array)[axis] for axis in range(ndim_of(array))])
     return (<size_t>data_of(array), shape, size_of(array), has_dtype(array, array.dtype),
             is_contiguous(array), is_aligned(array))
 
 
-def looks(array):
-    """The same by NumPy's attributes."""
+def array_attributes(array):
+    """The same, by NumPy's attributes."""
     return (array.__array_interface__["data"][0], array.shape, array.size, True,
             array.flags.c_contiguous, array.flags.aligned)
 
 
-cdef int _connect() except -1:
+cdef int _check_numpy() except -1:
     global _new_like_array
     cdef void **table
     try:
         table = <void **>PyCapsule_GetPointer(_umath._ARRAY_API, NULL)
     except (AttributeError, ValueError) as error:
-        raise _unknown("it shows no table of functions") from error
+        raise _unknown_numpy_error("it shows no table of functions") from error
     cdef unsigned int abi = (<Version>table[<int>ABI_VERSION])()
     if abi >> 24 not in (1, 2):
-        raise _unknown(f"its binary interface is {abi:#x}")
-    if (<Version>table[<int>API_VERSION])() < _API_LEAST:
-        raise _unknown("it is too old")
+        raise _unknown_numpy_error(f"its binary interface is {abi:#x}")
+    if (<Version>table[<int>API_VERSION])() < _MIN_API_VERSION:
+        raise _unknown_numpy_error("it is too old")
     _new_like_array = <NewLikeArray>table[<int>NEW_LIKE_ARRAY]
-    whole = np.zeros((4, 2, 3), np.int16)
-    skewed = np.zeros(9, np.uint8)[1:].view(np.int16)
-    of_floats = new_like_as(whole, np.dtype(np.float32))
-    for array in (whole, whole[1:, :, 2], whole[0, 1, 2:], skewed, new_like(whole), of_floats):
-        if looked_at(array) != looks(array):
-            raise _unknown("its arrays are not laid out as those of 1.x and 2.x")
-    alone = _fields(whole).weakreflist is NULL
-    held = ref(whole)
-    if not alone or _fields(whole).weakreflist is not <PyObject *>held:
-        raise _unknown("its arrays do not keep weak references where those of 1.x and 2.x do")
+    contiguous = np.zeros((4, 2, 3), np.int16)
+    unaligned = np.zeros(9, np.uint8)[1:].view(np.int16)
+    floats = new_like_as(contiguous, np.dtype(np.float32))
+    for array in (contiguous, contiguous[1:, :, 2], contiguous[0, 1, 2:], unaligned,
+                  new_like(contiguous), floats):
+        if array_fields(array) != array_attributes(array):
+            raise _unknown_numpy_error("its arrays are not laid out as those of 1.x and 2.x")
+    is_unreferenced = _fields(contiguous).weakreflist is NULL
+    reference = ref(contiguous)
+    if not is_unreferenced or _fields(contiguous).weakreflist is not <PyObject *>reference:
+        raise _unknown_numpy_error(
+            "its arrays do not keep weak references where those of 1.x and 2.x do")
     return 0
 
 
-cdef object _unknown(str what):
+cdef object _unknown_numpy_error(str what):
     return ImportError(f"shmvec does not know NumPy {np.__version__}: {what}. "
                        "It needs NumPy 1.24 or newer, of 1.x or 2.x.")
 
@@ -115,16 +116,16 @@ cdef object new_like(object array):
 
 
 cdef object new_like_as(object array, object dtype):
-    Py_INCREF(dtype)  # which the call takes
+    Py_INCREF(dtype)  # the call takes this reference
     return _new_like_array(<PyObject *>array, _C_ORDER, <PyObject *>dtype, False)
 
 
-_connect()
+_check_numpy()
 
 
 cdef extern from *:
     """
-    /* Whether there is one reference only.  Without a GIL a count does not say so. */
+    /* Whether there is only one reference. Without a GIL the count does not say so. */
     #ifdef Py_GIL_DISABLED
     #define sv_is_unshared(object) 0
     #else
@@ -133,57 +134,57 @@ cdef extern from *:
     """
     bint sv_is_unshared(PyObject *object) noexcept
 
-cdef Py_ssize_t _LONG = 1 << 16  # bytes from which on a copy releases the GIL
+cdef Py_ssize_t _MIN_NOGIL_BYTES = 1 << 16  # of a copy that releases the GIL
 # Flags of a new array: contiguous in C's order, owner of its data, aligned, writable.
-cdef int _AS_MADE = 0x1 | 0x4 | 0x100 | 0x400
-cdef Py_ssize_t _KEPT = 3  # a caller holds the last array, and often the one before
+cdef int _NEW_ARRAY_FLAGS = 0x1 | 0x4 | 0x100 | 0x400
+cdef Py_ssize_t _MAX_POOLED = 3  # a user holds the last array, and often the one before
 
 
 cdef class Pool:
-    """Contiguous arrays like a given one, whose elements must not be objects.
+    """Hands out contiguous arrays like a template, whose elements must not be objects.
 
-    An array that nobody holds any more is handed out again, in a fraction of the time that a new
-    one takes: a batch step needs four.
+    It hands an array out again when nobody holds it any more. That takes a fraction of the time
+    for a new one, and a batch step needs four.
     """
 
-    def __init__(self, like, large=False):
-        """Takes an array, and whether large ones are kept, too: for other kinds malloc does."""
-        self.like = like
-        self.large = large
-        self.nbytes = size_of(like) * <Py_ssize_t>like.itemsize
-        self.kept = []
-        self.oldest = 0
+    def __init__(self, template, pools_large=False):
+        """Takes an array, and whether large ones are kept, too; else malloc keeps their memory."""
+        self.template = template
+        self.pools_large = pools_large
+        self.nbytes = size_of(template) * <Py_ssize_t>template.itemsize
+        self.arrays = []
+        self.next_index = 0
 
     cdef object new(self):
-        """An array in which anything may be."""
+        """An array with any content."""
         cdef Py_ssize_t i = 0
         cdef object array
-        cdef PyObject *kept
-        while i < len(self.kept):
-            kept = PyList_GET_ITEM(self.kept, i)  # borrowed: a reference would count
-            if self.is_free(kept):
-                return self.kept[i]
-            if sv_is_unshared(kept):  # changed, or somebody waits for its end
-                del self.kept[i]
-                self.oldest = 0
+        cdef PyObject *pooled
+        while i < len(self.arrays):
+            pooled = PyList_GET_ITEM(self.arrays, i)  # borrowed: a reference would count
+            if self.is_free(pooled):
+                return self.arrays[i]
+            if sv_is_unshared(pooled):  # its shape was changed, or it has a weak reference
+                del self.arrays[i]
+                self.next_index = 0
             else:
                 i += 1
-        array = new_like(self.like)
-        if self.nbytes >= _LONG and not self.large:
+        array = new_like(self.template)
+        if self.nbytes >= _MIN_NOGIL_BYTES and not self.pools_large:
             return array
-        if len(self.kept) < _KEPT:
-            self.kept.append(array)
+        if len(self.arrays) < _MAX_POOLED:
+            self.arrays.append(array)
         else:
-            self.kept[self.oldest] = array
-            self.oldest = (self.oldest + 1) % _KEPT
+            self.arrays[self.next_index] = array
+            self.next_index = (self.next_index + 1) % _MAX_POOLED
         return array
 
     cdef object copy(self):
-        """A copy of the given array."""
+        """A copy of the template."""
         cdef object array = self.new()
-        cdef const void *source = data_of(self.like)
+        cdef const void *source = data_of(self.template)
         cdef void *target = data_of(array)
-        if self.nbytes < _LONG:
+        if self.nbytes < _MIN_NOGIL_BYTES:
             memcpy(target, source, self.nbytes)
         else:
             with nogil:
@@ -191,22 +192,23 @@ cdef class Pool:
         return array
 
     cdef bint is_free(self, PyObject *array) noexcept:
-        """Whether only `kept` has an array, and nobody has changed it, its shape for example."""
+        """Whether only the pool has an array, and nobody has changed it, such as its shape."""
         cdef Fields *fields = <Fields *>array
-        cdef Fields *like = _fields(self.like)
+        cdef Fields *template = _fields(self.template)
         cdef int axis
         if (not sv_is_unshared(array) or fields.weakreflist is not NULL or fields.base is not NULL
-                or fields.descr is not like.descr or fields.flags & _AS_MADE != _AS_MADE
-                or fields.nd != like.nd):
+                or fields.descr is not template.descr
+                or fields.flags & _NEW_ARRAY_FLAGS != _NEW_ARRAY_FLAGS
+                or fields.nd != template.nd):
             return False
-        for axis in range(like.nd):
-            if fields.dimensions[axis] != like.dimensions[axis]:
+        for axis in range(template.nd):
+            if fields.dimensions[axis] != template.dimensions[axis]:
                 return False
         return True
 
 
 cdef object array_over(object exporter, char *start, tuple shape, object dtype):
-    """An array over memory of an exporter, from `start` on, which keeps the exporter."""
+    """An array over an exporter's memory, from `start` on. It keeps the exporter."""
     cdef Py_buffer view
     PyObject_GetBuffer(exporter, &view, PyBUF_WRITABLE)
     cdef Py_ssize_t offset = start - <char *>view.buf
@@ -219,10 +221,10 @@ cdef object array_over(object exporter, char *start, tuple shape, object dtype):
 
 cdef bint _plan(c.sv_segment *plan, num_workers, num_envs, records, info_bytes,
                 action_bytes, slab_bytes) except -1:
-    """Computes a layout; capacities are rounded up to powers of two.
+    """Computes a layout. Capacities are rounded up to powers of two.
 
-    Each ring has room for `records` requests or completions, each ring of messages for so many
-    bytes: of infos to the parent, of actions to a worker.
+    Each ring has room for `records` requests or completions; the rings of messages have
+    `info_bytes` to the caller, and `action_bytes` to a worker.
     """
     cdef c.sv_segment_sizes sizes
     sizes.num_workers = num_workers
@@ -256,7 +258,7 @@ def reserve_pages(int descriptor, nbytes):
 cdef class MappedMemory:
     """Shared memory, mapped as long as this object or an array over it lives.
 
-    Of a mmap a garbage collection could free the buffer under arrays.
+    A garbage collection could free the buffer of Python's mmap under arrays.
     """
 
     cdef void *_base
@@ -281,7 +283,7 @@ cdef class MappedMemory:
 
 @cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
 cdef class Segment:
-    """A mapping that holds a segment; csrc/segment.h describes its layout."""
+    """A mapping of a segment, whose layout csrc/segment.h describes."""
 
     def __cinit__(self, memory, writable=True):
         PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
@@ -289,7 +291,7 @@ cdef class Segment:
         self.base = <char *>self._export.buf
 
     def __dealloc__(self):
-        # The mapping lives on while arrays made by array() do: each holds its own export.
+        # Arrays made by array() keep the mapping: each has an export of its own.
         PyBuffer_Release(&self._export)
 
     @staticmethod
@@ -307,7 +309,7 @@ cdef class Segment:
 
     @staticmethod
     def open(memory):
-        """Attaches to a segment that another process has created, after validating it."""
+        """Attaches to a segment that another process has created; validates it first."""
         cdef Segment segment = Segment(memory)
         if not c.sv_segment_open(segment.base, segment._export.len, &segment.plan):
             raise ValueError(
@@ -318,9 +320,9 @@ cdef class Segment:
 
     @staticmethod
     def look(memory, nbytes):
-        """Looks from outside, for an `Insight`, at the begin of a segment of so many bytes.
+        """Reads, for an `Insight` from outside, the front of a segment of so many bytes.
 
-        The memory is read-only or a copy: the header alone, or all of the `front`.
+        The memory is read-only or a copy, of the header alone or of all of the `front`.
         """
         cdef Segment segment = Segment(memory, False)
         if (segment._export.len < <Py_ssize_t>sizeof(c.sv_segment)
@@ -330,11 +332,11 @@ cdef class Segment:
 
     @property
     def front(self):
-        """Number of bytes at the begin, which are all that onlookers read."""
-        return c.sv_segment_front(&self.plan)
+        """The number of bytes at the begin that onlookers read."""
+        return c.sv_segment_head_bytes(&self.plan)
 
     cdef bint has_front(self) noexcept:
-        return self._export.len >= <Py_ssize_t>c.sv_segment_front(&self.plan)
+        return self._export.len >= <Py_ssize_t>c.sv_segment_head_bytes(&self.plan)
 
     @property
     def num_workers(self):
@@ -353,7 +355,7 @@ cdef class Segment:
         return array
 
 
-cdef list _lines(const c.sv_counter_line *line):
+cdef list _counter_lines(const c.sv_counter_line *line):
     cdef list lines = []
     while line.name is not NULL:
         lines.append((line.name.decode(), line.heading.decode(), line.help.decode()))
@@ -362,31 +364,31 @@ cdef list _lines(const c.sv_counter_line *line):
 
 
 COUNTERS = {  # the tables of csrc/counters.h
-    "waits": _lines(c.sv_wait_lines),
-    "work": _lines(c.sv_work_lines),
-    "on_cores": _lines(c.sv_on_cores_lines),
-    "faults": _lines(c.sv_fault_lines),
+    "waits": _counter_lines(c.sv_wait_lines),
+    "work": _counter_lines(c.sv_work_lines),
+    "on_cores": _counter_lines(c.sv_on_cores_lines),
+    "faults": _counter_lines(c.sv_fault_lines),
 }
 
 
-cdef dict _counted(const c.sv_counter_line *line, void *structure):
-    """The counters of a table, by name."""
-    cdef dict found = {}
+cdef dict _read_counters(const c.sv_counter_line *line, void *structure):
+    """{name: count} of a table."""
+    cdef dict counts = {}
     while line.name is not NULL:
-        found[line.name.decode()] = c.sv_counter_get(c.sv_counter_at(structure, line))
+        counts[line.name.decode()] = c.sv_counter_get(c.sv_counter_at(structure, line))
         line += 1
-    return found
+    return counts
 
 
-cdef bytes packed_words(words):
-    """A text that says something in words of each env; what has no room is cut off."""
+cdef bytes pack_words(words):
+    """Packs a str for each env; what does not fit an sv_text is cut off."""
     runs = [(" ".join(each.split()), len(list(envs))) for each, envs in groupby(words)]
     text = "".join([f"{count}\t{each}\n" for each, count in runs]).encode("utf-8", "replace")
     return text[:c.SV_TEXT_BYTES]
 
 
-cdef list unpacked_words(bytes text, count):
-    """What a text says of each of `count` envs, or of the first ones, however damaged it is."""
+cdef list unpack_words(bytes text, count):
+    """A str for each of `count` envs, or for the first ones if the text is damaged."""
     cdef list words = []
     for line in text.decode("utf-8", "replace").splitlines():
         number, tab, each = line.partition("\t")
@@ -397,10 +399,10 @@ cdef list unpacked_words(bytes text, count):
 
 
 cdef class Insight:
-    """What a segment says about its vector env: to the parent and, from outside, to ``top``.
+    """The counters and other facts that a segment publishes about its vector env.
 
-    It reads only the `front`. Even if the segment is damaged, it returns numbers, and indices of
-    envs that exist.
+    The caller reads them, and ``top`` from outside; both read only the `front`. Also if the segment
+    is damaged, it returns numbers, and indices of envs that exist.
     """
 
     cdef Segment segment
@@ -412,14 +414,14 @@ cdef class Insight:
         self.segment = segment
         self.notice = c.sv_segment_notice(segment.base, &segment.plan)
 
-    cdef c.sv_counters *of(self, uint32_t worker) noexcept:
+    cdef c.sv_counters *counters_of(self, uint32_t worker) noexcept:
         return c.sv_segment_counters(self.segment.base, &self.segment.plan, worker)
 
     # ---- the vector env ----------------------------------------------------------------------
 
     @property
     def in_use(self):
-        """Whether the segment was made ready, and is not closed."""
+        """Whether the segment was opened, and not closed since."""
         cdef uint64_t state = c.sv_notice_state(self.notice)
         if state > c.SV_NOTICE_CLOSED:
             raise ValueError("it is damaged: whether it is in use makes no sense")
@@ -431,16 +433,16 @@ cdef class Insight:
 
     @property
     def processes(self):
-        """The workers' process ids, as the parent sees them; 0: the worker is being started."""
+        """The workers' process ids, as the caller sees them; 0: the worker is being started."""
         cdef uint32_t worker
         if self.num_workers == 0:
             return []
-        return [c.sv_counter_get(&self.of(worker).process)
+        return [c.sv_counter_get(&self.counters_of(worker).process)
                 for worker in range(self.segment.plan.sizes.num_workers)]
 
     @property
     def num_workers(self):
-        # Without processes the segment has rings for one worker all the same.
+        # Without processes the segment still has rings for one worker.
         return self.segment.num_workers if c.sv_counter_get(&self.notice.num_processes) else 0
 
     @property
@@ -450,12 +452,12 @@ cdef class Insight:
 
     @property
     def number(self):
-        """Its number among the vector envs of its process, from 1, closed ones included."""
+        """Its number among the vector envs of its process, from 1; closed ones count, too."""
         return c.sv_counter_get(&self.notice.number)
 
     @property
     def options(self):
-        """A bit for each option that is set, of those that stats.py may advise."""
+        """A bit for each option that is set, among those that stats.py may advise."""
         return c.sv_counter_get(&self.notice.options)
 
     @options.setter
@@ -483,35 +485,35 @@ cdef class Insight:
     # ---- counts so far -----------------------------------------------------------------------
 
     def parent(self):
-        """SV_WAITS of the parent."""
+        """SV_WAITS of the caller."""
         cdef int64_t elapsed
-        cdef dict found = _counted(c.sv_wait_lines, &self.notice.parent)
-        # A wait that is not over counts as parked: it is a long one, or does not matter.
+        cdef dict counts = _read_counters(c.sv_wait_lines, &self.notice.parent)
+        # A wait that is not over counts as parked: it is long, or does not matter.
         if c.sv_busy_for(&self.notice.parent.activity, c.sv_now_ns(), &elapsed) != 0:
-            found["park_ns"] += max(0, elapsed)
-        return found
+            counts["park_ns"] += max(0, elapsed)
+        return counts
 
     def workers(self):
-        """SV_WAITS and SV_WORK of each worker and its predecessors, present request included."""
+        """SV_WAITS and SV_WORK of each worker and its predecessors, with the present request."""
         cdef c.sv_counters *past
         cdef uint32_t worker
-        cdef list found = []
+        cdef list counts = []
         for worker in range(self.segment.plan.sizes.num_workers):
             past = c.sv_segment_past(self.segment.base, &self.segment.plan, worker)
-            before = _counted(c.sv_wait_lines, past) | _counted(c.sv_work_lines, past)
-            now = (_counted(c.sv_wait_lines, self.of(worker))
-                   | _counted(c.sv_work_lines, self.of(worker)))
-            found.append({name: count + before[name] for name, count in now.items()})
+            before = _read_counters(c.sv_wait_lines, past) | _read_counters(c.sv_work_lines, past)
+            now = (_read_counters(c.sv_wait_lines, self.counters_of(worker))
+                   | _read_counters(c.sv_work_lines, self.counters_of(worker)))
+            counts.append({name: count + before[name] for name, count in now.items()})
         for worker, (first, count) in enumerate(self.ranges()):
-            self.add_request_in_progress(worker, first, count, found[worker])
-        return found
+            self.add_request_in_progress(worker, first, count, counts[worker])
+        return counts
 
     cdef int add_request_in_progress(self, uint32_t worker, uint32_t first, uint32_t count,
-                                 dict found) except -1:
+                                     dict counts) except -1:
         """Adds a worker's request in progress to its counts, by the histograms of its envs.
 
-        A worker counts when it answers, while histograms follow each step. They also have the steps
-        that a worker made and did not count before it died.
+        A worker counts when it answers, but adds each step to the histograms. These also have the
+        steps that a worker made and did not count before it died.
         """
         cdef c.sv_timings *timings
         cdef uint64_t busy, steps = 0, resets = 0, step_ns = 0, reset_ns = 0
@@ -524,91 +526,91 @@ cdef class Insight:
             for bucket in range(c.SV_TIMING_WORDS - 2):
                 steps += c.sv_counter_get(&timings.step.buckets[bucket])
                 resets += c.sv_counter_get(&timings.reset.buckets[bucket])
-        found["steps"] = max(found["steps"], steps)
-        found["resets"] = max(found["resets"], resets)
-        if c.sv_counter_get(&self.of(worker).overlaps):  # its envs' times add up to more
+        counts["steps"] = max(counts["steps"], steps)
+        counts["resets"] = max(counts["resets"], resets)
+        if c.sv_counter_get(&self.counters_of(worker).overlaps):  # its envs' times add up to more
             return 0
-        busy = c.sv_busy_for(&self.of(worker).activity, c.sv_now_ns(), &elapsed)
+        busy = c.sv_busy_for(&self.counters_of(worker).activity, c.sv_now_ns(), &elapsed)
         if busy != 0 and elapsed > 0:
             if c.sv_busy_doing(busy) == c.SV_IN_STEP:
                 step_ns += elapsed
             elif c.sv_busy_doing(busy) == c.SV_IN_RESET:
                 reset_ns += elapsed
-        found["step_ns"] = max(found["step_ns"], step_ns)
-        found["reset_ns"] = max(found["reset_ns"], reset_ns)
+        counts["step_ns"] = max(counts["step_ns"], step_ns)
+        counts["reset_ns"] = max(counts["reset_ns"], reset_ns)
         return 0
 
     def ranges(self):
-        """The envs of each worker: the first, and how many."""
+        """The envs of each worker: (the first one, their number)."""
         cdef c.sv_counters *past
         cdef uint32_t worker
         cdef uint64_t end = 0, first, count, num_envs = self.segment.plan.sizes.num_envs
-        cdef list found = []
+        cdef list ranges = []
         for worker in range(self.segment.plan.sizes.num_workers):
             past = c.sv_segment_past(self.segment.base, &self.segment.plan, worker)
             first, count = c.sv_counter_get(&past.first_env), c.sv_counter_get(&past.num_envs)
             if not end <= first <= num_envs or count > num_envs - first:
                 first, count = end, 0  # damaged
             end = first + count
-            found.append((first, count))
-        return found
+            ranges.append((first, count))
+        return ranges
 
     def on_cores_before(self):
         """SV_ON_CORES of each worker's process before it began to serve."""
         cdef uint32_t worker
-        return [_counted(c.sv_on_cores_lines, self.of(worker))
+        return [_read_counters(c.sv_on_cores_lines, self.counters_of(worker))
                 for worker in range(self.segment.plan.sizes.num_workers)]
 
     def faults(self):
-        return _counted(c.sv_fault_lines, self.notice)
+        return _read_counters(c.sv_fault_lines, self.notice)
 
     def timings(self):
-        """Of each env, steps and resets: sum and longest in ns, and the buckets of timings.h."""
+        """By env, for steps and for resets: sum and longest in ns, and the buckets of timings.h."""
         cdef uint32_t env
         cdef uint32_t num_envs = self.segment.plan.sizes.num_envs
-        found = np.empty((num_envs, 2, c.SV_TIMING_WORDS), np.uint64)
-        cdef uint64_t[:, :, ::1] words = found
+        timings = np.empty((num_envs, 2, c.SV_TIMING_WORDS), np.uint64)
+        cdef uint64_t[:, :, ::1] words = timings
         for env in range(num_envs):
             c.sv_timings_read(c.sv_segment_timings(self.segment.base, &self.segment.plan, env),
                               &words[env, 0, 0])
-        return found
+        return timings
 
     def wrappers(self):
-        """The words about each env that its worker has published; "": there are none."""
+        """What each env's worker has published about its wrappers, a str; "": nothing."""
         cdef c.sv_text *text
         cdef uint32_t worker
-        cdef list found = [], words
+        cdef list wrappers = [], words
         for worker, (_, count) in enumerate(self.ranges()):
             text = c.sv_segment_text(self.segment.base, &self.segment.plan, worker)
-            words = unpacked_words(text.bytes[:c.sv_text_length(text)], count)
-            found += words + [""] * (count - len(words))
-        return found
+            words = unpack_words(text.bytes[:c.sv_text_length(text)], count)
+            wrappers += words + [""] * (count - len(words))
+        return wrappers
 
     # ---- operations in progress --------------------------------------------------------------
 
     def doing(self, at=None):
         """What each worker does: (env, "step", "reset" or "call", seconds, other envs), or None.
 
-        Of a worker that is busy with several envs: what takes longest so far. Seconds are counted
-        up to a time of the monotonic clock; None: up to now.
+        If a worker is busy with several envs, it is the operation that has taken longest so far.
+        Seconds are counted until `at`, in ns of the monotonic clock; None: until now.
         """
         cdef uint32_t worker
         cdef uint64_t busy
         cdef int64_t elapsed
         cdef int64_t now = c.sv_now_ns() if at is None else at
-        cdef list found = []
+        cdef list operations = []
         for worker, (first, count) in enumerate(self.ranges()):
-            busy = c.sv_busy_for(&self.of(worker).activity, now, &elapsed)
+            busy = c.sv_busy_for(&self.counters_of(worker).activity, now, &elapsed)
             if c.sv_busy_doing(busy) == c.SV_IN_SEVERAL:
-                found.append(self.doing_longest(first, count, now))
+                operations.append(self.longest_operation(first, count, now))
             elif busy != 0 and c.sv_busy_env(busy) < self.segment.plan.sizes.num_envs:
-                found.append((c.sv_busy_env(busy), c.sv_busy_name(busy).decode(),
-                              1e-9 * max(0, elapsed), 0))
-            else:  # or the segment is damaged
-                found.append(None)
-        return found
+                operations.append((c.sv_busy_env(busy), c.sv_busy_name(busy).decode(),
+                                   1e-9 * max(0, elapsed), 0))
+            else:  # nothing, or the segment is damaged
+                operations.append(None)
+        return operations
 
-    cdef object doing_longest(self, uint32_t first, uint32_t count, int64_t now):
+    cdef object longest_operation(self, uint32_t first, uint32_t count, int64_t now):
         cdef uint32_t env
         cdef uint64_t busy
         cdef int64_t elapsed
@@ -628,11 +630,11 @@ cdef class Insight:
     @property
     def overlaps(self):
         cdef uint32_t worker
-        return any([c.sv_counter_get(&self.of(worker).overlaps) != 0
+        return any([c.sv_counter_get(&self.counters_of(worker).overlaps) != 0
                     for worker in range(self.segment.plan.sizes.num_workers)])
 
     def waiting(self):
-        """Seconds for which the parent has been waiting; None: it is not waiting."""
+        """Seconds for which the caller has been waiting; None: it is not waiting."""
         cdef int64_t elapsed
         if c.sv_busy_for(&self.notice.parent.activity, c.sv_now_ns(), &elapsed) == 0:
             return None
@@ -641,12 +643,12 @@ cdef class Insight:
 
 # ==== codecs ======================================================================================
 #
-# They write and read values of Gymnasium spaces, in slabs of shared memory or in messages: one
-# codec for each leaf of a space, nested as the space is. Workers write the observations and read
-# the actions of one env; the parent reads the observations and writes the actions of all. Batches
-# are those of ``SyncVectorEnv``: the same containers, dtypes and scalar types.
+# Codecs write and read values of Gymnasium spaces, in slabs of shared memory or in messages. There
+# is a codec for each leaf of a space; they are nested like the space. Workers write the
+# observations and read the actions of one env; the caller reads the observations and writes the
+# actions of all. Batches equal ``SyncVectorEnv``'s: the same containers, dtypes and scalar types.
 
-# Here, after what NumPy's arrays are like was checked: these import code that is compiled for them.
+# Imported after the check of NumPy's arrays: these import code that is compiled for them.
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
@@ -660,7 +662,7 @@ cdef class Codec:
         raise NotImplementedError
 
     cdef bint keep(self, Py_ssize_t env, object value) except -1:
-        """Writes a value if it reads back with its type, dtype and shape; else returns False."""
+        """Writes a value if it reads back with the same type, dtype and shape; else False."""
         raise NotImplementedError
 
     cdef object read(self, Py_ssize_t env):
@@ -673,7 +675,7 @@ cdef class Codec:
         raise NotImplementedError
 
     cdef object view(self, object lease, Py_ssize_t first, tuple lead):
-        """Rows from `first` on as an array (*lead, ...) over a lease, which it keeps."""
+        """An array (*lead, ...) over a lease's rows, from `first` on. It keeps the lease."""
         raise NotImplementedError
 
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
@@ -699,7 +701,7 @@ cdef class Codec:
 
 @cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
 cdef class _Rows:
-    """An array (num_envs, ...) in a slab and the address of its first row."""
+    """An array (num_envs, ...) in a slab, and the address of its first row."""
 
     cdef object array
     cdef object dtype
@@ -723,12 +725,12 @@ cdef class _Rows:
         PyBuffer_Release(&self._export)
 
     cdef bint copy_from(self, object value, Py_ssize_t row):
-        """Copies an array of exactly a row's format and shape; False if it is another."""
+        """Copies an array of exactly a row's format and shape; False: it has others."""
         cdef char *target = self.base + row * self.row_bytes
         cdef Py_buffer view
         if type(value) is not _ndarray or not self.has_shape_of_row(value):
             return False
-        # The usual case is checked first, because a buffer's description is made for each array.
+        # The usual case first: for a buffer NumPy makes a description of each array.
         if has_dtype(value, self.dtype) and is_contiguous(value):
             memcpy(target, data_of(value), self.row_bytes)
             return True
@@ -751,14 +753,14 @@ cdef class _Rows:
         return True
 
 
-cdef object copied(object array, Py_ssize_t itemsize):
+cdef object copy_array(object array, Py_ssize_t itemsize):
     """A copy of a contiguous array, whose elements must not be objects."""
-    # The same as its method `copy`, in a quarter of the time.
+    # It takes a quarter of the time of the array's method `copy`.
     cdef object copy = new_like(array)
     cdef const void *source = data_of(array)
     cdef void *target = data_of(copy)
     cdef Py_ssize_t nbytes = size_of(array) * itemsize
-    if nbytes < _LONG:
+    if nbytes < _MIN_NOGIL_BYTES:
         memcpy(target, source, nbytes)
     else:
         with nogil:
@@ -767,7 +769,7 @@ cdef object copied(object array, Py_ssize_t itemsize):
 
 
 cdef void *address_of(object array) except? NULL:
-    """The address of an array's data, valid while the caller holds the array."""
+    """The address of an array's data, valid while somebody holds the array."""
     cdef Py_buffer view
     PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
     cdef void *start = view.buf
@@ -775,8 +777,8 @@ cdef void *address_of(object array) except? NULL:
     return start
 
 
-# By the dtype of a scalar space, the types of `ArrayCodec.assigned`.
-cdef dict _ASSIGNED = {
+# {dtype of a scalar space: types of numbers that NumPy casts to it in the same way as an array}
+cdef dict _DIRECT_TYPES = {
     np.dtype(np.int64): (int, bool, np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32,
                          np.uint32),
     np.dtype(np.float64): (float, np.float32),
@@ -788,25 +790,25 @@ cdef class ArrayCodec(Codec):
     """Observations of Box, Discrete, MultiDiscrete and MultiBinary."""
 
     cdef _Rows rows
-    cdef Pool copies           # of all rows
-    cdef Pool gathered         # arrays for as many rows as were gathered last; None: none were
+    cdef Pool copy_pool          # for all rows
+    cdef Pool gather_pool        # for as many rows as were gathered last; None: none were
     cdef bint scalar
     cdef object shape
     cdef object dtype
-    cdef object cast_from     # the dtype of the last value that was cast to this one
-    cdef frozenset assigned   # types of numbers that NumPy casts in the same way as an array
+    cdef object last_cast_dtype  # of the last value that was cast to `dtype`
+    cdef frozenset direct_types  # see `_DIRECT_TYPES`
 
     def __init__(self, array):
         self.rows = _Rows(array)
-        self.copies = Pool(array)
+        self.copy_pool = Pool(array)
         self.shape = array.shape[1:]
         self.scalar = self.shape == ()
         self.dtype = array.dtype
-        self.assigned = frozenset({self.dtype.type, *_ASSIGNED.get(self.dtype, ())})
+        self.direct_types = frozenset({self.dtype.type, *_DIRECT_TYPES.get(self.dtype, ())})
 
     cdef int write(self, Py_ssize_t env, object value) except -1:
         try:
-            if self.scalar and type(value) in self.assigned:
+            if self.scalar and type(value) in self.direct_types:
                 self.rows.array[env] = value
                 return 0
             if self.rows.copy_from(value, env):
@@ -815,16 +817,16 @@ cdef class ArrayCodec(Codec):
             pass  # not contiguous, of a dtype without a buffer format, or a large integer
         array = np.asarray(value)
         if array.shape != self.shape:
-            # Shapes may differ in axes of length 1 only: else reshaping would mix up elements.
+            # Shapes may differ only in axes of length 1: else reshaping would mix up elements.
             if [n for n in array.shape if n != 1] != [n for n in self.shape if n != 1]:
                 raise ValueError(f"shape {array.shape} does not fit {self.shape}")
             array = array.reshape(self.shape)
         dtype = array.dtype
-        if dtype is not self.cast_from:
+        if dtype is not self.last_cast_dtype:
             if not np.can_cast(dtype, self.dtype, "same_kind"):
                 raise TypeError(f"Cannot cast array data from {dtype!r} to {self.dtype!r} "
                                 "according to the rule 'same_kind'")
-            self.cast_from = dtype
+            self.last_cast_dtype = dtype
         self.rows.array[env, ...] = array
         return 0
 
@@ -846,13 +848,13 @@ cdef class ArrayCodec(Codec):
         cdef object array = self.rows.array
         if count >= 0 and count < self.rows.num_envs:
             array = array[first:first + count]
-            return copied(array, self.rows.itemsize) if copy else array
-        return self.copies.copy() if copy else array
+            return copy_array(array, self.rows.itemsize) if copy else array
+        return self.copy_pool.copy() if copy else array
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
-        if self.gathered is None or shape_of(self.gathered.like)[0] != envs.shape[0]:
-            self.gathered = Pool(np.empty((envs.shape[0], *self.shape), self.dtype))
-        cdef object array = self.gathered.new()
+        if self.gather_pool is None or shape_of(self.gather_pool.template)[0] != envs.shape[0]:
+            self.gather_pool = Pool(np.empty((envs.shape[0], *self.shape), self.dtype))
+        cdef object array = self.gather_pool.new()
         cdef char *target = <char *>data_of(array)
         cdef char *base = self.rows.base
         cdef Py_ssize_t nbytes = self.rows.row_bytes
@@ -878,7 +880,7 @@ cdef class ArrayCodec(Codec):
 
 
 class OtherShapeError(ValueError):
-    """As many actions as there are envs, but of another shape than their space's, or masked."""
+    """There is an action for each env, but of another shape than their space's, or masked."""
 
     actions = None  # an array
 
@@ -890,33 +892,33 @@ cdef tuple _FORMATS = tuple([
 ])
 cdef dict _FORMAT_CODES = {dtype: code for code, dtype in enumerate(_FORMATS)}
 cdef Py_ssize_t[13] _ITEMSIZES = [dtype.itemsize for dtype in _FORMATS]
-ACTION_ITEMSIZE = 8  # bytes that a row has for each element, at least
-cdef dict _RANK = {"b": 0, "u": 1, "i": 1, "f": 2}
+ACTION_ITEMSIZE = 8  # bytes of a row for each element, at least
+cdef dict _KIND_RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
 cdef class ActionCodec(Codec):
     """Actions of Box, Discrete, MultiDiscrete and MultiBinary.
 
-    An env gets its action in the dtype that the caller used, as from ``SyncVectorEnv``: a float64
-    action for a float32 space is not rounded on its way.  So each row has room for wider elements
-    than the space's, and a byte beside it says which dtype it holds.
+    An env gets its action in the dtype that the user chose, as from ``SyncVectorEnv``: a float64
+    action for a float32 space is not rounded on its way. So each row has room for wider elements
+    than the space's, and a byte for the code of its dtype.
     """
 
     cdef object memory
-    cdef uint8_t[::1] codes
+    cdef uint8_t[::1] codes        # by env: the index in `_FORMATS` of its action's dtype
     cdef char *base
-    cdef Py_ssize_t capacity  # bytes of a row
-    cdef uint32_t fitting     # a bit for each format in which an action fits a row
+    cdef Py_ssize_t capacity       # bytes of a row
+    cdef uint32_t fitting_formats  # a bit for each format in which an action fits a row
     cdef object shape
     cdef Py_ssize_t ndim
     cdef Py_ssize_t size
     cdef object dtype
     cdef object space
     cdef bint scalar
-    cdef list arrays          # the rows as an array of each format, made when first used
-    cdef list slots           # of each of these arrays one view a row, for vector actions
-    cdef object last_dtype    # the dtype of the last batch
-    cdef int last_code        # the code of this dtype
+    cdef list arrays               # the rows as an array of each format, made when first used
+    cdef list format_rows          # a list of views of the rows of each of these arrays
+    cdef object last_dtype         # of the last batch
+    cdef int last_code             # of this dtype
 
     def __init__(self, memory, codes, shape, dtype, space):
         """Takes a byte array (num_envs, row capacity) and one (num_envs,) for the codes."""
@@ -928,14 +930,14 @@ cdef class ActionCodec(Codec):
         self.ndim = len(shape)
         self.scalar = shape == ()
         self.size = int(np.prod(shape))
-        self.fitting = sum([
+        self.fitting_formats = sum([
             1 << code for code, dtype in enumerate(_FORMATS)
             if dtype.itemsize * self.size <= self.capacity
         ])
         self.dtype = np.dtype(dtype).newbyteorder("=")  # all formats have this byte order
         self.space = space
         self.arrays = [None] * len(_FORMATS)
-        self.slots = [None] * len(_FORMATS)
+        self.format_rows = [None] * len(_FORMATS)
         self.last_code = -1
         codes[:] = _FORMAT_CODES[self.dtype]
 
@@ -947,26 +949,26 @@ cdef class ActionCodec(Codec):
             self.arrays[code] = np.ndarray(
                 (len(self.memory), *self.shape), dtype, self.memory,
                 strides=(self.capacity, *row.strides))
-            self.slots[code] = list(self.arrays[code])
+            self.format_rows[code] = list(self.arrays[code])
         return self.arrays[code]
 
     cdef object read(self, Py_ssize_t env):
         cdef int code = self.codes[env]
-        if code >= 32 or not self.fitting >> code & 1:
+        if code >= 32 or not self.fitting_formats >> code & 1:
             raise RuntimeError(f"the segment is damaged: action format {code} of env {env}")
         cdef object array = self.rows(code)
         # A copy, because the env may keep its action.
         if self.scalar:
             return array[env]
-        return copied((<list>self.slots[code])[env], _ITEMSIZES[code])
+        return copy_array((<list>self.format_rows[code])[env], _ITEMSIZES[code])
 
     cdef int write(self, Py_ssize_t env, object value) except -1:
         raise NotImplementedError("actions are written for many envs at once")
 
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
         cdef object array = values
-        if type(values) is not _ndarray or not self.is_usual(values, envs.shape[0]):
-            array = self.checked(values, envs.shape[0])
+        if type(values) is not _ndarray or not self.has_last_format(values, envs.shape[0]):
+            array = self.check_actions(values, envs.shape[0])
         cdef int code = self.last_code
         cdef const char *source = <const char *>data_of(array)
         cdef Py_ssize_t nbytes = self.size * _ITEMSIZES[code]
@@ -976,7 +978,7 @@ cdef class ActionCodec(Codec):
             self.codes[envs[i]] = code
         return 0
 
-    cdef bint is_usual(self, object values, Py_ssize_t count):
+    cdef bint has_last_format(self, object values, Py_ssize_t count):
         """Whether an array is contiguous, of the last batch's dtype, and of the right shape."""
         cdef const Py_ssize_t *shape = shape_of(values)
         cdef Py_ssize_t axis
@@ -988,34 +990,35 @@ cdef class ActionCodec(Codec):
                 return False
         return True
 
-    cdef object checked(self, object values, Py_ssize_t count):
-        """The actions as a contiguous array of a format, or an exception; keeps the format."""
+    cdef object check_actions(self, object values, Py_ssize_t count):
+        """The actions as a contiguous array, whose format becomes the last one; or raises."""
         try:
             array = np.asarray(values)
         except (ValueError, TypeError) as error:
-            raise self.wrong(f"they are no array of numbers ({error})", count) from error
+            raise self.action_error(f"they are no array of numbers ({error})", count) from error
         except RuntimeError as error:  # a tensor of torch's that requires gradients
             if type(error) is not RuntimeError:
                 raise
-            raise self.wrong(f"NumPy cannot read them ({error})", count, RuntimeError) from error
+            raise self.action_error(
+                f"NumPy cannot read them ({error})", count, RuntimeError) from error
         cdef object kind = array.dtype.kind
-        if kind not in _RANK:
-            raise self.wrong(f"they have dtype {array.dtype}", count, TypeError)
+        if kind not in _KIND_RANKS:
+            raise self.action_error(f"they have dtype {array.dtype}", count, TypeError)
         if array.ndim == 0:
-            raise self.wrong(f"they are one {type(values).__name__}", count, TypeError)
+            raise self.action_error(f"they are one {type(values).__name__}", count, TypeError)
         if len(array) != count:
-            raise self.wrong(f"there are {len(array)}", count)
-        if _RANK[kind] > _RANK[self.dtype.kind] and not (
+            raise self.action_error(f"there are {len(array)}", count)
+        if _KIND_RANKS[kind] > _KIND_RANKS[self.dtype.kind] and not (
             # a Box of bools takes 0 and 1
             self.dtype.kind == "b" and kind in "iu"
         ):
-            raise self.wrong(f"they have dtype {array.dtype}", count, TypeError)
+            raise self.action_error(f"they have dtype {array.dtype}", count, TypeError)
         if array.shape != (count, *self.shape):
-            error = self.wrong(f"they have shape {array.shape}", count, OtherShapeError)
+            error = self.action_error(f"they have shape {array.shape}", count, OtherShapeError)
             error.actions = array
             raise error
         if isinstance(values, np.ma.MaskedArray):  # a slab has no room for the mask
-            error = self.wrong("they are a masked array", count, OtherShapeError)
+            error = self.action_error("they are a masked array", count, OtherShapeError)
             error.actions = values
             raise error
         native = array.dtype.newbyteorder("=")
@@ -1025,7 +1028,7 @@ cdef class ActionCodec(Codec):
         self.last_dtype = array.dtype if array.dtype == native else None
         return np.ascontiguousarray(array, native)
 
-    cdef object wrong(self, what, Py_ssize_t count, kind=ValueError):
+    cdef object action_error(self, what, Py_ssize_t count, kind=ValueError):
         return kind(
             f"wrong actions: {what}. {count} envs with action space {self.space} need "
             f"an array of shape {(count, *self.shape)} and dtype {self.dtype}"
@@ -1033,20 +1036,20 @@ cdef class ActionCodec(Codec):
         )
 
 
-TEXT_HEAD = 2  # words of a text's row before its characters: their number and bound
-cdef Py_ssize_t _HEAD = TEXT_HEAD
+TEXT_HEAD = 2  # words of a text's row before its characters: their number and their bound
+cdef Py_ssize_t _HEAD_WORDS = TEXT_HEAD
 
 
 cdef class TextCodec(Codec):
-    """Strings of Text spaces: characters as Python has them, so that any of them travel."""
+    """Strings of Text spaces, in Python's own format of characters, so that any can travel."""
 
     cdef _Rows rows
-    cdef Py_ssize_t longest
+    cdef Py_ssize_t max_length
 
     def __init__(self, array):
         """Takes a uint32 array (num_envs, TEXT_HEAD + longest text)."""
         self.rows = _Rows(array)
-        self.longest = array.shape[1] - _HEAD
+        self.max_length = array.shape[1] - _HEAD_WORDS
 
     cdef uint32_t *row_of(self, Py_ssize_t env) noexcept:
         return <uint32_t *>(self.rows.base + env * self.rows.row_bytes)
@@ -1057,17 +1060,17 @@ cdef class TextCodec(Codec):
         if not isinstance(value, str):
             raise TypeError(f"a Text space needs a str, got {type(value).__name__}: {value!r}")
         cdef Py_ssize_t nbytes = measure(value, head)
-        if len(<str>value) > self.longest:
+        if len(<str>value) > self.max_length:
             raise ValueError(
                 f"a text of {len(<str>value)} characters does not fit a Text space with "
-                f"max_length={self.longest}: {value!r}"
+                f"max_length={self.max_length}: {value!r}"
             )
-        memcpy(row, head, 4 * _HEAD)
-        memcpy(row + _HEAD, PyUnicode_DATA(value), nbytes)
+        memcpy(row, head, 4 * _HEAD_WORDS)
+        memcpy(row + _HEAD_WORDS, PyUnicode_DATA(value), nbytes)
         return 0
 
     cdef bint keep(self, Py_ssize_t env, object value) except -1:
-        if type(value) is not str or len(<str>value) > self.longest:
+        if type(value) is not str or len(<str>value) > self.max_length:
             return False
         self.write(env, value)
         return True
@@ -1076,18 +1079,18 @@ cdef class TextCodec(Codec):
         cdef uint32_t *row = self.row_of(env)
         cdef Py_ssize_t length = row[0]
         cdef object text = None
-        if length <= self.longest:
-            text = text_of(row + _HEAD, length, row[1])
+        if length <= self.max_length:
+            text = text_of(row + _HEAD_WORDS, length, row[1])
         if text is None:
             raise RuntimeError(f"the segment is damaged: what is in row {env} is no text")
         return text
 
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
-        cdef const uint32_t *there = (<TextCodec>source).row_of(row)
-        cdef Py_ssize_t nbytes = there[0] * width_of(there[1])
-        if nbytes > 4 * self.longest:
+        cdef const uint32_t *source_row = (<TextCodec>source).row_of(row)
+        cdef Py_ssize_t nbytes = source_row[0] * width_of(source_row[1])
+        if nbytes > 4 * self.max_length:
             raise RuntimeError(f"the segment is damaged: what is in row {row} is no text")
-        memcpy(self.row_of(target), there, 4 * _HEAD + nbytes)
+        memcpy(self.row_of(target), source_row, 4 * _HEAD_WORDS + nbytes)
         return 0
 
     cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
@@ -1128,7 +1131,7 @@ cdef class TextCodec(Codec):
 
 
 cdef class DictCodec(Codec):
-    """Values of a Dict space: a plain dict in the space's order of keys, as from Gymnasium."""
+    """Values of a Dict space: plain dicts in the space's order of keys, like Gymnasium's."""
 
     cdef tuple keys
     cdef tuple codecs
@@ -1273,17 +1276,17 @@ cdef class TupleCodec(Codec):
 cdef class MessageCodec(Codec):
     """Values that travel as messages, one an env, and lie in no slab.
 
-    For spaces without a fixed size (Sequence, Graph, OneOf, a class of the user's), and for all if
-    ``shared_memory=False``.  Gymnasium's own functions split and join the batches.
+    It is for spaces without a fixed size (Sequence, Graph, OneOf, a class of the user's), and for
+    all spaces with ``shared_memory=False``. Gymnasium's functions split and join the batches.
     """
 
-    def __init__(self, space, num_envs, explain):
-        """`explain` returns the error to raise, given envs, values and the error of joining."""
+    def __init__(self, space, num_envs, explain_error):
+        """`explain_error` returns the error to raise, by envs, values and the error of joining."""
         self.space = space
-        self.explain = explain
-        self.num_envs = num_envs  # frames do not matter: there are only the last values received
+        self.explain_error = explain_error
+        self.num_envs = num_envs  # of whichever frame: only the last values are kept
         self.batched_spaces = {}  # by number of envs, made when first needed
-        self.values = [_empty(space) for _ in range(num_envs)]
+        self.values = [_empty_value(space) for _ in range(num_envs)]
         self.arrays = create_empty_array(space, num_envs)
 
     cdef int write(self, Py_ssize_t env, object value) except -1:
@@ -1297,22 +1300,21 @@ cdef class MessageCodec(Codec):
         return self.values[env % self.num_envs]
 
     cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
-        self.arrays = self.joined(range(self.num_envs), self.arrays)
+        self.arrays = self.join(range(self.num_envs), self.arrays)
         return deepcopy(self.arrays) if copy else self.arrays
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
         indices = [env % self.num_envs for env in envs]
         if not indices:
             return create_empty_array(self.space, 0)
-        return self.joined(indices, create_empty_array(self.space, len(indices)))
+        return self.join(indices, create_empty_array(self.space, len(indices)))
 
-    cdef object joined(self, envs, object arrays):
-        """The values of envs, joined into a batch."""
+    cdef object join(self, envs, object arrays):
         cdef list values = [self.values[env] for env in envs]
         try:
             return concatenate(self.space, values, arrays)
         except Exception as error:
-            explained = self.explain(envs, values, error)
+            explained = self.explain_error(envs, values, error)
             if explained is error:
                 raise
             raise explained from error
@@ -1321,7 +1323,7 @@ cdef class MessageCodec(Codec):
         return 0
 
     cdef list split(self, object batch, Py_ssize_t count):
-        """Splits a batch of actions into a list of ``count``."""
+        """Splits a batch of actions into a list of `count`."""
         if count not in self.batched_spaces:
             self.batched_spaces[count] = batch_space(self.space, count)
         try:
@@ -1336,18 +1338,18 @@ cdef class MessageCodec(Codec):
         return actions
 
 
-cdef object _empty(object space):
-    """The observation of an env that was never reset: zeros where the space has them, else None."""
+cdef object _empty_value(object space):
+    """The observation of an env that was never reset: zeros if the space has them, else None."""
     if isinstance(space, Dict):
-        return {key: _empty(part) for key, part in space.spaces.items()}
+        return {key: _empty_value(part) for key, part in space.spaces.items()}
     if isinstance(space, Tuple):
-        return tuple([_empty(part) for part in space.spaces])
+        return tuple([_empty_value(part) for part in space.spaces])
     values = create_empty_array(space, 1)
     return None if values is None else values[0]
 
 
 cdef class StepLog:
-    """Base of what logs the steps of envs, in memory that the caller and the workers have."""
+    """Base of a log of envs' steps, in memory that the caller and the workers have."""
 
     # ---- a worker ----------------------------------------------------------------------------
 
@@ -1359,22 +1361,23 @@ cdef class StepLog:
         """Notes that what precedes the next step of an env is unknown."""
         return 0
 
-    cdef int put_start(self, Py_ssize_t env, Py_ssize_t ahead, object observation) except -1:
-        """Logs the first observation of an episode, after so many that are not published yet."""
+    cdef int put_start(self, Py_ssize_t env, Py_ssize_t num_unpublished,
+                       object observation) except -1:
+        """Logs the first observation of an episode, after so many unpublished records."""
         return 0
 
-    cdef int put_step(self, Py_ssize_t env, object action, object observation, double reward,
-                      bint terminated, bint truncated) except -1:
-        """Logs a step, with the observation after it."""
+    cdef int put_step(self, Py_ssize_t env, object action, object observation, Results results,
+                      Py_ssize_t row) except -1:
+        """Logs a step, and the observation after it. Reward and flags are in a row of results."""
         return 0
 
     cdef int publish(self, Py_ssize_t env, Py_ssize_t count) except -1:
-        """Publishes what was put: the request has done all else that it had to."""
+        """Publishes what was put. It is the last act of a request."""
         return 0
 
     # ---- the caller --------------------------------------------------------------------------
 
-    cdef int asked(self, const Py_ssize_t *envs, Py_ssize_t count) except -1:
+    cdef int note_request(self, const Py_ssize_t *envs, Py_ssize_t count) except -1:
         """Notes that these envs, whose last answers were taken, are about to be asked."""
         return 0
 
@@ -1386,29 +1389,34 @@ cdef class StepLog:
 cdef enum:
     SEEDED = 1
     EMPTY_OPTIONS = 2  # options={}, which masked resets have
-    SENT = 4           # seed and options are in a message
+    IN_MESSAGE = 4     # seed and options are in a message
+    AUTOMATIC = 8      # the reset is an automatic one: see `mark_automatic`
+    USED = 16          # the worker has reset the env with the seed
 
 
 cdef class Seeds:
-    """Slab with the seed of each env's reset, which the caller writes and the env's worker reads."""
+    """A slab with a seed for each env: for resets that are asked for, or for automatic ones.
+
+    The caller writes the cell of an env while it is idle, the env's worker while it is in flight.
+    """
 
     def __init__(self, values, flags):
         self.values, self.flags = values, flags
 
     cdef bint fits(self, tuple arguments) except -1:
-        """Whether seed and options have room here, and come out of it as they are."""
+        """Whether (seed, options) have room here, and come out as they are."""
         cdef int overflow = 0
         seed, options = arguments
         if type(seed) is int:
             PyLong_AsLongLongAndOverflow(seed, &overflow)
         elif seed is not None:
             return False
-        return overflow == 0 and (options is None or options is EMPTY)
+        return overflow == 0 and (options is None or options is EMPTY_DICT)
 
     cdef int put(self, Py_ssize_t env, tuple arguments) except -1:
-        """Notes seed and options, which fit, of an env's next reset; None: they are sent."""
+        """Sets (seed, options) of an env's next reset, which must fit; None: a message has them."""
         if arguments is None:
-            self.flags[env] = SENT
+            self.flags[env] = IN_MESSAGE
             return 0
         seed, options = arguments
         self.flags[env] = EMPTY_OPTIONS if options is not None else 0
@@ -1418,25 +1426,55 @@ cdef class Seeds:
         return 0
 
     cdef tuple get(self, Py_ssize_t env):
-        """Seed and options of an env's reset; None: they were sent."""
+        """The (seed, options) of an env's reset; None: a message has them."""
         cdef uint8_t flags = self.flags[env]
-        if flags & SENT:
+        if flags & IN_MESSAGE:
             return None
         return (self.values[env] if flags & SEEDED else None,
-                EMPTY if flags & EMPTY_OPTIONS else None)
+                EMPTY_DICT if flags & EMPTY_OPTIONS else None)
+
+    # ---- automatic resets --------------------------------------------------------------------
+
+    cdef int mark_automatic(self, Py_ssize_t env) except -1:
+        """Notes that the reset is asked for in place of an automatic one, which was lost."""
+        self.flags[env] = AUTOMATIC
+        return 0
+
+    cdef bint is_automatic(self, Py_ssize_t env) noexcept:
+        return self.flags[env] & AUTOMATIC
+
+    cdef bint is_unused(self, Py_ssize_t env) noexcept:
+        """Whether there is a seed that no reset has used yet."""
+        return self.flags[env] & (SEEDED | IN_MESSAGE) and not self.flags[env] & USED
+
+    cdef int mark_used(self, Py_ssize_t env) except -1:
+        if self.flags[env] & (SEEDED | IN_MESSAGE):
+            self.flags[env] |= USED
+        return 0
+
+    cdef int remove_used(self, Py_ssize_t env) except -1:
+        """Removes a used seed, before the env is asked again."""
+        if self.flags[env] & USED:
+            self.flags[env] = 0
+        return 0
+
+    cdef int unmark_used(self, Py_ssize_t env) except -1:
+        """Has a used seed be used once more, because the answer to the env's request is lost."""
+        self.flags[env] &= ~USED
+        return 0
 
 
 # ==== results =====================================================================================
 #
 # The result of an env is a *row*: observation, reward and two flags. A *frame* has a row for each
-# env: row = frame * num_envs + env. Each request names the frame for its results, which the parent
-# chooses (`Frames` in caller.pyx), and the env's worker writes there.
+# env: row = frame * num_envs + env. Each request names the frame for its results. The caller
+# chooses it (`Frames` in caller.pyx), and the env's worker writes there.
 #
-# A *block* has room for the observations of all envs: workers may write them there as well, and the
+# A *block* has room for the observations of all envs. Workers may write them there as well, and the
 # block becomes the user's own array.
 #
 # A `Lender` lends rows: it marks them, and no request names a marked row. A `Lease` clears the
-# marks: when its last array is gone, or when its owner releases it. Arrays that a user holds when
+# marks when its last array is gone, or when its owner releases it. Arrays that a user holds when
 # the process forks are copied for the fork: csrc/pages.h.
 
 
@@ -1453,7 +1491,7 @@ cdef class Lender:
     def __init__(self, memory, num_rows):
         self.marks = np.zeros(num_rows, np.uint8)
 
-    cpdef bint leased(self, Py_ssize_t first, Py_ssize_t count):
+    cpdef bint is_leased(self, Py_ssize_t first, Py_ssize_t count):
         cdef Py_ssize_t row
         for row in range(first, first + count):
             if c.sv_is_marked(&self.marks[0], row):
@@ -1466,7 +1504,7 @@ cdef class Lender:
 
 @cython.no_gc  # it is in no cycle, and its lender must exist when it is freed
 cdef class Lease:
-    """Marks rows as lent while it lives; the arrays that show them have it as their base."""
+    """Marks rows as lent while it lives. It is the base of the arrays that show these rows."""
 
     def __cinit__(self, Lender lender not None, Py_ssize_t first, Py_ssize_t count):
         self.lender = lender
@@ -1479,7 +1517,7 @@ cdef class Lease:
 
     def release(self):
         """Lets the rows be written, even if arrays still show them."""
-        with cython.critical_section(self):  # only once: later these marks may be another lease's
+        with cython.critical_section(self):  # once: the marks may be another lease's later
             self.end()
 
     cdef void end(self) noexcept:
@@ -1497,7 +1535,7 @@ cdef class Lease:
 
 
 def release(array):
-    """Ends the lease of a batch or a rollout, given one of its arrays or a view of one.
+    """Ends the lease of a batch or a rollout, by one of its arrays or a view of one.
 
     Raises:
         TypeError: The argument is no array.
@@ -1509,13 +1547,13 @@ def release(array):
     owner = array
     while isinstance(owner, (np.ndarray, memoryview)):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    # Other arrays are the user's own, without a lease, or with one that he need not release.
+    # Other arrays are the user's own; those in blocks have a lease that need not be released.
     if isinstance(owner, Lease) and not isinstance((<Lease>owner).lender, Blocks):
         owner.release()
 
 
 cdef class Results(Lender):
-    """Frames of what steps return."""
+    """Frames of results."""
 
     def __init__(self, memory, Codec observations, rewards, terminations, truncations,
                  Py_ssize_t num_envs):
@@ -1525,15 +1563,19 @@ cdef class Results(Lender):
         self.rewards = rewards
         self.terminations = terminations
         self.truncations = truncations
-        self.reward_of = rewards
+        if rewards.ndim == 1:
+            self.reward_of = rewards
+        else:
+            self.reward_arrays = ArrayCodec(rewards)
+            self.zero_reward = np.zeros(rewards.shape[1:], rewards.dtype)
         self.terminated_of = terminations.view("u1")
         self.truncated_of = truncations.view("u1")
-        self.copies = tuple([Pool(array) for array in (rewards, terminations, truncations)])
+        self.copy_pools = tuple([Pool(array) for array in (rewards, terminations, truncations)])
         self.num_envs = num_envs
         self.num_frames = len(rewards) // num_envs
 
     cdef tuple gather(self, object rows):
-        """Copies of rows, an array of their numbers."""
+        """Copies of rows: observations, rewards, terminations and truncations."""
         cdef const Py_ssize_t[::1] row_of = rows
         return (self.observations.gather(row_of), *self.rewards_and_flags(row_of))
 
@@ -1541,25 +1583,32 @@ cdef class Results(Lender):
         """Copies of the rewards, terminations and truncations of rows."""
         cdef Py_ssize_t count = row_of.shape[0]
         cdef Py_ssize_t i
-        if self.gathered is None or shape_of((<Pool>self.gathered[0]).like)[0] != count:
-            self.gathered = tuple([
-                Pool(np.empty(count, array.dtype))
-                for array in (self.rewards, self.terminations, self.truncations)
+        if self.gather_pools is None or shape_of((<Pool>self.gather_pools[0]).template)[0] != count:
+            self.gather_pools = tuple([
+                Pool(np.empty(count, dtype))
+                for dtype in (np.float64, self.terminations.dtype, self.truncations.dtype)
             ])
-        cdef object rewards = (<Pool>self.gathered[0]).new()
-        cdef object terminations = (<Pool>self.gathered[1]).new()
-        cdef object truncations = (<Pool>self.gathered[2]).new()
+        cdef object rewards
+        cdef object terminations = (<Pool>self.gather_pools[1]).new()
+        cdef object truncations = (<Pool>self.gather_pools[2]).new()
+        if self.reward_arrays is not None:
+            rewards = self.reward_arrays.gather(row_of)
+        else:
+            rewards = (<Pool>self.gather_pools[0]).new()
+            for i in range(count):
+                (<double *>data_of(rewards))[i] = self.reward_of[row_of[i]]
         for i in range(count):
-            (<double *>data_of(rewards))[i] = self.reward_of[row_of[i]]
             (<uint8_t *>data_of(terminations))[i] = self.terminated_of[row_of[i]]
             (<uint8_t *>data_of(truncations))[i] = self.truncated_of[row_of[i]]
         return rewards, terminations, truncations
 
     cpdef tuple view(self, Lease lease, tuple lead):
-        """Arrays (*lead, ...) over the rows of a lease, which keep it."""
+        """Arrays (*lead, ...) over the rows of a lease. They keep the lease."""
         return (
             self.observations.view(lease, lease.first, lead),
-            array_over(lease, <char *>&self.reward_of[lease.first], lead, self.rewards.dtype),
+            array_over(lease, <char *>&self.reward_of[lease.first], lead, self.rewards.dtype)
+            if self.reward_arrays is None
+            else self.reward_arrays.view(lease, lease.first, lead),
             array_over(lease, <char *>&self.terminated_of[lease.first], lead,
                        self.terminations.dtype),
             array_over(lease, <char *>&self.truncated_of[lease.first], lead,
@@ -1567,7 +1616,7 @@ cdef class Results(Lender):
         )
 
     def copy_rows(self, Results source, const Py_ssize_t[::1] rows, Py_ssize_t first):
-        """Copies rows of other frames to those from ``first`` on."""
+        """Copies rows of other frames to those from `first` on."""
         cdef Py_ssize_t count = len(rows)
         observations, rewards, terminations, truncations = source.gather(np.asarray(rows))
         self.observations.put_many(first, observations)
@@ -1578,14 +1627,25 @@ cdef class Results(Lender):
     cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1:
         """Copies one row of other frames, or of these frames, to a row of these."""
         self.observations.copy_row(source.observations, row, target)
-        self.reward_of[target] = source.reward_of[row]
+        if self.reward_arrays is None:
+            self.reward_of[target] = source.reward_of[row]
+        else:
+            self.reward_arrays.copy_row(source.reward_arrays, row, target)
         self.terminated_of[target] = source.terminated_of[row]
         self.truncated_of[target] = source.truncated_of[row]
         return 0
 
+    cdef int clear_reward(self, Py_ssize_t row) except -1:
+        """Makes the reward of a row 0."""
+        if self.reward_arrays is None:
+            self.reward_of[row] = 0.0
+        else:
+            self.reward_arrays.write(row, self.zero_reward)
+        return 0
+
 
 cdef class Blocks(Lender):
-    """Blocks, in one memory."""
+    """Blocks of observations, in memory of their own."""
 
     def __init__(self, memory, Codec observations, Py_ssize_t num_envs, Py_ssize_t num_blocks):
         """Takes the memory of all blocks, and observations (num_blocks * num_envs, ...)."""
@@ -1596,18 +1656,18 @@ cdef class Blocks(Lender):
         if not c.sv_area_add(&self.area, self.export.buf, self.export.len, &self.marks[0],
                              num_blocks * num_envs):
             raise MemoryError
-        self.added = True
+        self.is_registered = True
 
     def __dealloc__(self):
-        if self.added:
+        if self.is_registered:
             c.sv_area_remove(&self.area)
 
-    cdef Py_ssize_t unleased(self):
+    cdef Py_ssize_t find_unleased(self):
         """A block that is not lent; -1: there is none."""
         cdef Py_ssize_t block
         if not c.sv_area_is_common(&self.area):
             for block in range(self.num_blocks):
-                if not self.leased(block * self.num_envs, self.num_envs):
+                if not self.is_leased(block * self.num_envs, self.num_envs):
                     return block
         return -1
 

@@ -20,43 +20,43 @@ from posix.unistd cimport close as close_descriptor
 
 from shmvec._core cimport csrc as c
 from shmvec._core.memory cimport Segment
-from shmvec._core.protocol cimport ACTION, FINAL, INFO, KINDS
+from shmvec._core.protocol cimport ACTION, FINAL, INFO, NUM_KINDS
 from shmvec._core.texts cimport PyUnicode_DATA, measure, text_of, width_of
 
 import math
 import os
 from copy import deepcopy
-from pickle import HIGHEST_PROTOCOL, PicklingError, dumps as pickled_as_known, loads
+from pickle import HIGHEST_PROTOCOL, PicklingError, dumps as pickle_by_reference, loads
 
 import numpy as np
 
-from shmvec._pickling import dumps as pickled_by_value  # bound here: an env may patch the module
+from shmvec._pickling import dumps as pickle_by_value  # bound here: an env may patch the module
 
 
 # ==== packed messages =============================================================================
 #
 # Infos (worker to parent), and observations and actions of spaces that have no fixed size.
 #
-# The dicts that an env returns look alike from step to step. The sender learns the *schema* of each
+# The dicts that an env returns look alike from step to step. The sender makes a *schema* of each
 # form: keys, nesting, types, dtypes and shapes. It sends a schema once, and from then on only the
 # packed values with the schema's number. A dict that no schema can describe (a key that is no
-# string, a subclass of dict, ...) is pickled whole; the caller sends what does not fit the ring.
+# string, a subclass of dict, ...) is pickled whole. What does not fit the ring goes through the
+# channel, which is the caller's task.
 #
-# A message: tag (schema number or one of the two below), env, kind, sequence, sum, packed values.
-# The sum shows damage of the ring, so that nothing damaged is unpickled, and no values are read by
-# the schema of others. (Packed values have no sum, like those in a slab: damage makes a wrong
-# number.)
+# A message: tag (schema number or one of the two below), env, kind, sequence, checksum, packed
+# values. The checksum is of all but packed values. So nothing damaged is unpickled, and no values
+# are read by another schema than theirs. Damage of packed values makes wrong numbers, as in a slab.
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
 
 cdef enum:
-    MOST_SCHEMAS = 1000       # with more, infos do not look alike, and are pickled
-    MOST_LEVELS = 50          # levels of dicts in a schema, which is pickled by recursion
-    DEEPEST = 1000            # levels of dicts in an info, which Gymnasium gathers by recursion
+    MAX_SCHEMAS = 1000      # with more, infos do not look alike, and are pickled
+    MAX_SCHEMA_LEVELS = 50  # of nested dicts: a schema is pickled by recursion
+    MAX_INFO_LEVELS = 1000  # of nested dicts: Gymnasium gathers infos by recursion
     TAG_PICKLE = 0x7ffffffe
     TAG_SCHEMA = 0x7ffffffd
-    PREFIX = 16               # env, kind, sequence and sum
+    PREFIX_BYTES = 16       # env, kind, sequence and checksum
 
 cdef object _ndarray = np.ndarray
 cdef object _float32 = np.float32
@@ -64,62 +64,61 @@ cdef object _float64 = np.float64
 cdef object _number = np.number
 
 
-cdef inline uint32_t _sum(const uint32_t *prefix, Py_ssize_t nbytes, uint32_t tag,
-                          const char *content) noexcept:
-    """The sum of a message's prefix and tag, and of all of a pickle or a schema."""
+cdef inline uint32_t _message_checksum(const uint32_t *prefix, Py_ssize_t nbytes, uint32_t tag,
+                                       const char *content) noexcept:
+    """The checksum of a message's prefix and tag, and of the content of a pickle or a schema."""
     cdef uint64_t sum = c.sv_sum_pair(c.SV_SUM_START, <uint32_t>nbytes, tag)
     sum = c.sv_sum(c.sv_sum_pair(sum, prefix[0], prefix[1]), prefix[2])
     if tag >= TAG_SCHEMA:
-        sum = c.sv_sum_bytes(sum, content, nbytes - PREFIX)
+        sum = c.sv_sum_bytes(sum, content, nbytes - PREFIX_BYTES)
     return <uint32_t>sum
 
 
-cdef inline uint32_t _sum_of(bytes pickled):
+cdef inline uint32_t _pickle_checksum(bytes pickled):
     return <uint32_t>c.sv_sum_bytes(
         c.SV_SUM_START, PyBytes_AS_STRING(pickled), PyBytes_GET_SIZE(pickled))
 
 
 def pickle_value(value):
-    """Pickles a value: fast if its type can be imported, else by value (cloudpickle)."""
+    """Pickles a value: by reference, which is fast, or else by value (cloudpickle)."""
     try:
-        return pickled_as_known(value, HIGHEST_PROTOCOL)
+        return pickle_by_reference(value, HIGHEST_PROTOCOL)
     except RecursionError:
-        return pickled_by_value(_Unnested(value) if type(value) is dict else value)
+        return pickle_by_value(_FlatDict(value) if type(value) is dict else value)
     except Exception:
-        return pickled_by_value(value)
+        return pickle_by_value(value)
 
 
-class _Unnested:
-    """A dict that pickles without recursion into the dicts inside it, and unpickles as itself."""
+class _FlatDict:
+    """A dict that is pickled without recursion into nested dicts, and unpickled as a dict."""
 
     def __init__(self, outermost):
-        found, levels = {id(outermost): 0}, [outermost]
-        self.levels = []  # for each dict: its keys, and values or the dicts' numbers
-        for level in levels:
+        numbers, dicts = {id(outermost): 0}, [outermost]
+        self.items = []  # of each dict: (key, value or the number of a dict, is it a dict)
+        for each in dicts:
             items = []
-            for key, value in level.items():
-                if nested := type(value) is dict:
-                    if id(value) not in found:
-                        found[id(value)] = len(levels)
-                        levels.append(value)
-                    value = found[id(value)]
-                items.append((key, value, nested))
-            self.levels.append(items)
+            for key, value in each.items():
+                if is_dict := type(value) is dict:
+                    if id(value) not in numbers:
+                        numbers[id(value)] = len(dicts)
+                        dicts.append(value)
+                    value = numbers[id(value)]
+                items.append((key, value, is_dict))
+            self.items.append(items)
 
     def __reduce__(self):
-        return _nested, (self.levels,)
+        return _nest, (self.items,)
 
 
-def _nested(levels):
-    dicts = [{} for _ in levels]
-    for made, items in zip(dicts, levels):
-        for key, value, nested in items:
-            made[key] = dicts[value] if nested else value
+def _nest(items_of_dicts):
+    dicts = [{} for _ in items_of_dicts]
+    for each, items in zip(dicts, items_of_dicts):
+        for key, value, is_dict in items:
+            each[key] = dicts[value] if is_dict else value
     return dicts[0]
 
 
-def copied(value):
-    """A deep copy of an info or an observation."""
+def deep_copy(value):
     try:
         return deepcopy(value)
     except RecursionError:
@@ -127,44 +126,45 @@ def copied(value):
 
 
 @cython.wraparound(True)
-def refuse_endless(info):
+def check_nesting(info):
     """Raises RecursionError for an info that contains itself, or is nested too deep to gather."""
-    keys, levels, within = [], [iter(info.items())], [id(info)]
+    keys, levels, ancestors = [], [iter(info.items())], [id(info)]
     while levels:
         for key, value in levels[-1]:
             if isinstance(value, dict) and key != "final_obs":
                 keys.append(key)
-                if id(value) in within:
+                if id(value) in ancestors:
                     raise RecursionError(f"{_path('info', keys)} contains itself")
-                if len(keys) >= DEEPEST:
-                    raise RecursionError(f"{_path('info', keys)} is nested {DEEPEST} dicts deep")
+                if len(keys) >= MAX_INFO_LEVELS:
+                    raise RecursionError(
+                        f"{_path('info', keys)} is nested {MAX_INFO_LEVELS} dicts deep")
                 levels.append(iter(value.items()))
-                within.append(id(value))
+                ancestors.append(id(value))
                 break
         else:
             levels.pop()
-            within.pop()
+            ancestors.pop()
             del keys[-1:]
 
 
-def unsendable(env, what, value, error):
+def unsendable_error(env, what, value, error):
     """An error that names the part of an info or observation that cannot be sent."""
-    kind = type(error)
-    if kind not in (RecursionError, TypeError, AttributeError, PicklingError):
+    error_type = type(error)
+    if error_type not in (RecursionError, TypeError, AttributeError, PicklingError):
         return error
-    seen, left = set(), [((), value)]
-    while left:
-        keys, part = left.pop()
+    visited, stack = set(), [((), value)]
+    while stack:
+        keys, part = stack.pop()
         if not isinstance(part, dict):
             try:
                 pickle_value(part)
             except Exception as cause:
-                return kind(f"env {env}: the {_path(what, keys)}, a {type(part).__name__}, cannot "
-                            f"be sent: {cause}")
-        elif id(part) not in seen:
-            seen.add(id(part))
-            left += [((*keys, key), inner) for key, inner in reversed(part.items())]
-    return kind(f"env {env}: the {error}")
+                return error_type(f"env {env}: the {_path(what, keys)}, a {type(part).__name__}, "
+                                  f"cannot be sent: {cause}")
+        elif id(part) not in visited:
+            visited.add(id(part))
+            stack += [((*keys, key), inner) for key, inner in reversed(part.items())]
+    return error_type(f"env {env}: the {error}")
 
 
 @cython.wraparound(True)
@@ -180,12 +180,12 @@ cdef class Field:
     """One key of a schema, and how its value is packed."""
 
     def __reduce__(self):
-        # The parent needs the type to distinguish float from np.float64; others may not unpickle.
-        return _field, (self.key, float if self.type is float else None, <int>self.kind,
-                        self.dtype, self.format, self.shape, self.nbytes, self.children)
+        # The caller only tells float from np.float64 by the type. Other types may not unpickle.
+        return _make_field, (self.key, float if self.type is float else None, <int>self.kind,
+                             self.dtype, self.format, self.shape, self.nbytes, self.children)
 
 
-def _field(key, type_, kind, dtype, format_, shape, nbytes, children):
+def _make_field(key, type_, kind, dtype, format_, shape, nbytes, children):
     cdef Field field = Field()
     field.key = key
     field.type = type_
@@ -198,56 +198,58 @@ def _field(key, type_, kind, dtype, format_, shape, nbytes, children):
     return field
 
 
-cdef Field _describe(object key, object value):
-    """The field for a value, or None where the whole info must be pickled."""
-    kind_of = type(value)
+cdef Field _field_for(object key, object value):
+    """The field for a value; None: the whole info must be pickled."""
+    value_type = type(value)
     if type(key) is not str or key.startswith("_") or key == "final_obs":
-        return None  # "_key" may meet the mask of "key"; "final_obs" has rules of its own
-    if kind_of is dict:
-        children = _describe_all(value)
-        return None if children is None else _field(key, dict, NESTED, None, None, None, 0,
-                                                    children)
+        return None  # "_key" is the name of a mask of "key"; "final_obs" has rules of its own
+    if value_type is dict:
+        children = _fields_for(value)
+        if children is None:
+            return None
+        return _make_field(key, dict, NESTED, None, None, None, 0, children)
     if isinstance(value, dict):
         return None
-    if kind_of is float or kind_of is _float64:
-        return _field(key, kind_of, FLOAT, np.dtype(float), None, (), 8, None)
-    if kind_of is int:
-        return _field(key, kind_of, INT, np.dtype(int), None, (), 8, None)
-    if kind_of is bool:
-        return _field(key, kind_of, BOOL, np.dtype(bool), None, (), 1, None)
-    if kind_of is _float32:
-        return _field(key, kind_of, FLOAT32, np.dtype(np.float32), None, (), 4, None)
+    if value_type is float or value_type is _float64:
+        return _make_field(key, value_type, FLOAT, np.dtype(float), None, (), 8, None)
+    if value_type is int:
+        return _make_field(key, value_type, INT, np.dtype(int), None, (), 8, None)
+    if value_type is bool:
+        return _make_field(key, value_type, BOOL, np.dtype(bool), None, (), 1, None)
+    if value_type is _float32:
+        return _make_field(key, value_type, FLOAT32, np.dtype(np.float32), None, (), 4, None)
     if value is None:
-        return _field(key, kind_of, NONE, None, None, None, 0, None)
-    if kind_of is str:
-        return _field(key, kind_of, TEXT, None, None, None, 0, None)
-    if isinstance(value, _number) and kind_of.__module__ == "numpy" and value.dtype.kind != "m":
-        return _field(key, kind_of, NUMBER, value.dtype, None, (), value.dtype.itemsize, None)
-    if kind_of is _ndarray and value.dtype.kind in "biufc" and value.dtype.isnative:
+        return _make_field(key, value_type, NONE, None, None, None, 0, None)
+    if value_type is str:
+        return _make_field(key, value_type, TEXT, None, None, None, 0, None)
+    if isinstance(value, _number) and value_type.__module__ == "numpy" and value.dtype.kind != "m":
+        return _make_field(key, value_type, NUMBER, value.dtype, None, (), value.dtype.itemsize,
+                           None)
+    if value_type is _ndarray and value.dtype.kind in "biufc" and value.dtype.isnative:
         view = memoryview(np.empty(0, value.dtype))
-        return _field(key, kind_of, ARRAY, value.dtype, view.format.encode(), value.shape,
-                      value.nbytes, None)
+        return _make_field(key, value_type, ARRAY, value.dtype, view.format.encode(), value.shape,
+                           value.nbytes, None)
     if isinstance(value, (_number, _ndarray)):
-        return None  # Gymnasium makes a typed column of these by rules of its own
-    return _field(key, kind_of, PICKLED, None, None, None, 0, None)
+        return None  # Gymnasium has rules of its own for the dtypes of their columns
+    return _make_field(key, value_type, PICKLED, None, None, None, 0, None)
 
 
-cdef list _describe_all(dict info):
+cdef list _fields_for(dict info):
     cdef list fields = []
     for key, value in info.items():
-        field = _describe(key, value)
+        field = _field_for(key, value)
         if field is None:
             return None
         fields.append(field)
     return fields
 
 
-cdef object _look(dict info, int level=0):
-    """A key for lookups by schema: dicts of the same schema have equal keys."""
-    if level == MOST_LEVELS:
+cdef object _schema_key(dict info, int level=0):
+    """A key that all dicts of a schema have."""
+    if level == MAX_SCHEMA_LEVELS:
         raise RecursionError("no schema has so many levels")
     return tuple([
-        (key, _look(value, level + 1)) if type(value) is dict
+        (key, _schema_key(value, level + 1)) if type(value) is dict
         else (key, _ndarray, value.dtype, value.shape) if type(value) is _ndarray
         else (key, type(value))
         for key, value in info.items()
@@ -255,7 +257,7 @@ cdef object _look(dict info, int level=0):
 
 
 def die_at(int point):
-    """Has this process killed at a point of this module; see the worker module's ``die_at``."""
+    # Each module has a copy of the variable: see the worker module's `die_at`.
     c.sv_fault_point = point
 
 
@@ -272,96 +274,97 @@ cdef class Encoder:
                 &self.ring, c.sv_segment_actions(segment.base, &segment.plan, worker),
                 segment.plan.sizes.action_capacity)
         self.schemas = []
-        self.ids = {}
+        self.schemas_by_key = {}
         self.first_env = first_env
-        self.last = [None] * (num_envs * KINDS)
-        self.room = 0
+        self.last_schemas = [None] * (num_envs * NUM_KINDS)
+        self.capacity = 0
         self.buffer = NULL
 
     def __dealloc__(self):
         free(self.buffer)
 
     cdef char *grow(self, Py_ssize_t nbytes) except NULL:
-        """Makes room for ``nbytes`` more bytes of the message; returns where."""
-        cdef Py_ssize_t room
+        """Makes room for more bytes of the message; returns their address."""
+        cdef Py_ssize_t capacity
         cdef char *buffer
-        if self.used + nbytes > self.room:
-            room = 2 * (self.used + nbytes) + 256
-            buffer = <char *>realloc(self.buffer, room)
+        if self.used + nbytes > self.capacity:
+            capacity = 2 * (self.used + nbytes) + 256
+            buffer = <char *>realloc(self.buffer, capacity)
             if buffer is NULL:
                 raise MemoryError(f"an info of {self.used + nbytes} bytes")
             self.buffer = buffer
-            self.room = room
+            self.capacity = capacity
         self.used += nbytes
         return self.buffer + self.used - nbytes
 
     cdef int encode(self, Py_ssize_t env, uint32_t kind, object message,
                     uint32_t sequence) except -1:
-        """Sends a dict of one env.  Returns 0 if the ring has no room for it."""
+        """Sends a dict of one env; 0: the ring has no room for it."""
         cdef uint32_t prefix[4]
         prefix[0] = <uint32_t>env
         prefix[1] = kind
         prefix[2] = sequence
-        prefix[3] = 0  # the sum: see `send`
-        cdef Py_ssize_t habit = (env - self.first_env) * KINDS + kind
-        cdef object known = self.last[habit]
+        prefix[3] = 0  # the checksum: see `send`
+        cdef Py_ssize_t last_index = (env - self.first_env) * NUM_KINDS + kind
+        cdef object schema = self.last_schemas[last_index]
         cdef Py_ssize_t attempt
         if type(message) is dict:
             for attempt in range(2):
-                if known is not None:
+                if schema is not None:
                     self.used = 0
-                    memcpy(self.grow(PREFIX), prefix, PREFIX)
-                    if self.pack((<tuple>known)[1], <dict>message):
-                        self.last[habit] = known
-                        return self.send((<tuple>known)[0])
-                known = self.learn(<dict>message)
-                if known is None:
+                    memcpy(self.grow(PREFIX_BYTES), prefix, PREFIX_BYTES)
+                    if self.pack((<tuple>schema)[1], <dict>message):
+                        self.last_schemas[last_index] = schema
+                        return self.send((<tuple>schema)[0])
+                schema = self.schema_for(<dict>message)
+                if schema is None:
                     break
         if kind == INFO or kind == FINAL:
-            refuse_endless(message)
+            check_nesting(message)
         self.used = 0
-        memcpy(self.grow(PREFIX), prefix, PREFIX)
+        memcpy(self.grow(PREFIX_BYTES), prefix, PREFIX_BYTES)
         cdef bytes pickled = pickle_value(message)
         memcpy(self.grow(len(pickled)), PyBytes_AS_STRING(pickled), len(pickled))
         return self.send(TAG_PICKLE)
 
-    cdef object learn(self, dict message):
-        """The schema (number, fields) for a message, sent ahead when new, or None."""
+    cdef object schema_for(self, dict message):
+        """The schema (number, fields) for a message, or None; a new one is sent."""
         try:
-            look = _look(message)
-            known = self.ids.get(look)
+            key = _schema_key(message)
+            schema = self.schemas_by_key.get(key)
         except (TypeError, RecursionError):
             return None  # a key or type that cannot be hashed, or many levels of dicts
-        if known is not None or look in self.ids or len(self.ids) >= MOST_SCHEMAS:
-            return known
-        fields = _describe_all(message)
+        if (schema is not None or key in self.schemas_by_key
+                or len(self.schemas_by_key) >= MAX_SCHEMAS):
+            return schema
+        fields = _fields_for(message)
         if fields is not None:
             number = len(self.schemas)
-            pickled = pickled_by_value((number, fields))
+            pickled = pickle_by_value((number, fields))
             self.used = 0
-            memset(self.grow(PREFIX), 0, PREFIX)
+            memset(self.grow(PREFIX_BYTES), 0, PREFIX_BYTES)
             memcpy(self.grow(len(pickled)), PyBytes_AS_STRING(pickled), len(pickled))
             if not self.send(TAG_SCHEMA):
-                return None  # no room now: the next message is another attempt
-            known = (number, fields)
+                return None  # no room: the next message tries it again
+            schema = (number, fields)
             self.schemas.append(fields)
-        self.ids[look] = known
-        return known
+        self.schemas_by_key[key] = schema
+        return schema
 
     cdef bint send(self, uint32_t tag) noexcept:
         cdef uint32_t prefix[4]
         cdef char *payload = <char *>c.sv_byte_ring_reserve(&self.ring, <uint32_t>self.used, tag)
         if payload is NULL or self.used > 0x7fffffff:
             return False
-        memcpy(prefix, self.buffer, PREFIX)
-        prefix[3] = _sum(prefix, self.used, tag, self.buffer + PREFIX)
-        memcpy(payload, prefix, PREFIX)
-        memcpy(payload + PREFIX, self.buffer + PREFIX, self.used - PREFIX)
+        memcpy(prefix, self.buffer, PREFIX_BYTES)
+        prefix[3] = _message_checksum(prefix, self.used, tag, self.buffer + PREFIX_BYTES)
+        memcpy(payload, prefix, PREFIX_BYTES)
+        memcpy(payload + PREFIX_BYTES, self.buffer + PREFIX_BYTES, self.used - PREFIX_BYTES)
         c.sv_byte_ring_commit(&self.ring)
         return True
 
     cdef bint pack(self, list fields, dict message) except -1:
-        """Appends the values; False if the message does not look like the schema."""
+        """Appends the values; False: the message has another schema."""
         cdef PyObject *key
         cdef PyObject *value
         cdef Py_ssize_t position = 0
@@ -435,7 +438,7 @@ cdef class Encoder:
                 pickled = pickle_value(<object>value)
                 size = <uint32_t>PyBytes_GET_SIZE(pickled)
                 memcpy(self.grow(4), &size, 4)
-                sum = _sum_of(pickled)
+                sum = _pickle_checksum(pickled)
                 memcpy(self.grow(4), &sum, 4)
                 memcpy(self.grow(size), PyBytes_AS_STRING(pickled), size)
         return True
@@ -455,15 +458,14 @@ cdef class Decoder:
                 segment.plan.sizes.action_capacity)
         self.schemas = []
         self.num_envs = segment.plan.sizes.num_envs
-        self.whose = f"of worker {worker}" if from_worker else f"to worker {worker}"
-        self.kinds = 1 << ACTION
+        self.ring_name = f"of worker {worker}" if from_worker else f"to worker {worker}"
+        self.expected_kinds = 1 << ACTION
 
-    cdef object damaged(self, what):
-        """The error for a damaged message."""
-        return RuntimeError(f"the segment is damaged: a message {self.whose} {what}")
+    cdef object damage_error(self, what):
+        return RuntimeError(f"the segment is damaged: a message {self.ring_name} {what}")
 
     cdef int check(self, list fields) except -1:
-        """Raises unless values of these fields fit what they are copied to."""
+        """Raises RuntimeError unless values of these fields fit the arrays that they go to."""
         cdef Field field
         for field in fields:
             if field.kind == NESTED:
@@ -471,17 +473,17 @@ cdef class Decoder:
             elif field.kind != NONE and field.kind != TEXT and field.kind != PICKLED and (
                     field.dtype.kind not in "biufc"
                     or field.nbytes != field.dtype.itemsize * math.prod(field.shape)):
-                raise self.damaged("describes a value of another size than it has")
+                raise self.damage_error("describes a value of another size than it has")
         return 0
 
-    cdef int learned(self, list fields) except -1:
-        """Called with each new schema."""
+    cdef int on_schema(self, list fields) except -1:
+        """Is called with each new schema."""
         return 0
 
     cdef bint next(self, uint32_t sequence) except -1:
-        """Finds the next message of this sequence; then call `release`.  False: none.
+        """Turns to the next message of this sequence, until `release`; False: there is none.
 
-        On the way it learns schemas, and discards messages that nobody asks for any more.
+        On the way it takes in schemas, and discards messages that nobody asks for any more.
         """
         cdef uint32_t prefix[4]
         cdef uint32_t size
@@ -491,71 +493,70 @@ cdef class Decoder:
             found = c.sv_byte_ring_peek(&self.ring, &start, &size, &self.tag)
             if found != c.SV_RING_YES:
                 if found == c.SV_RING_CORRUPT:
-                    raise self.damaged("lies where none can be")
+                    raise self.damage_error("lies where none can be")
                 return False
-            if size < PREFIX:
-                raise self.damaged("is cut short")
-            memcpy(prefix, start, PREFIX)
-            self.start = <const char *>start + PREFIX
+            if size < PREFIX_BYTES:
+                raise self.damage_error("is cut short")
+            memcpy(prefix, start, PREFIX_BYTES)
+            self.start = <const char *>start + PREFIX_BYTES
             if self.tag >= TAG_SCHEMA:
-                self.pickled = PyBytes_FromStringAndSize(self.start, size - PREFIX)
-                self.start = PyBytes_AS_STRING(self.pickled)  # the sum is of the copy that is read
+                self.pickled = PyBytes_FromStringAndSize(self.start, size - PREFIX_BYTES)
+                self.start = PyBytes_AS_STRING(self.pickled)  # checked and read from this copy
             self.cursor = self.start
-            self.end = self.start + size - PREFIX
-            if prefix[3] != _sum(prefix, size, self.tag, self.start):
-                raise self.damaged("is not as it was written")
+            self.end = self.start + size - PREFIX_BYTES
+            if prefix[3] != _message_checksum(prefix, size, self.tag, self.start):
+                raise self.damage_error("is not as it was written")
             if self.tag == TAG_SCHEMA:
                 number, fields = loads(self.pickled)
                 if number != len(self.schemas):
-                    raise self.damaged("is a schema out of order")
+                    raise self.damage_error("is a schema out of order")
                 self.check(fields)
-                self.learned(fields)
+                self.on_schema(fields)
                 self.schemas.append(fields)
             elif prefix[2] == sequence:
                 self.env = prefix[0]
                 self.kind = prefix[1]
-                if self.env >= self.num_envs or self.kind >= KINDS or (
-                    not self.kinds >> self.kind & 1
+                if self.env >= self.num_envs or self.kind >= NUM_KINDS or (
+                    not self.expected_kinds >> self.kind & 1
                 ) or (self.tag != TAG_PICKLE and self.tag >= <uint32_t>len(self.schemas)):
-                    raise self.damaged("has no env, no kind or no schema")
+                    raise self.damage_error("has no env, no kind or no schema")
                 return True
             elif self.is_wanted_later(prefix[0], prefix[2], sequence):
                 return False
             self.release()
 
     cdef bint is_wanted_later(self, uint32_t env, uint32_t sequence, uint32_t now) except -1:
-        """Whether a message will be asked for that lies in front of what is wanted now."""
+        """Whether the message of `sequence` is for a later call than the one of `now`."""
         return <int32_t>(sequence - now) > 0
 
     cdef list schema(self):
-        """The fields of the message that `next` found; None if it was pickled."""
+        """The fields of the message; None: it was pickled."""
         return None if self.tag == TAG_PICKLE else <list>self.schemas[self.tag]
 
-    cdef object take(self):
-        """Reads the message that `next` found."""
+    cdef object decode(self):
+        """The message, as the env returned it."""
         if self.tag == TAG_PICKLE:
             return loads(PyBytes_FromStringAndSize(self.start, self.end - self.start))
         return self.unpack(self.schemas[self.tag])
 
     cdef dict unpack(self, list fields):
-        """Reads the packed values of these fields."""
         cdef dict message = {}
         cdef Field field
         for field in fields:
             message[field.key] = (self.unpack(field.children) if field.kind == NESTED
-                                  else self.value(field))
+                                  else self.unpack_value(field))
         return message
 
     cdef const char *skip(self, Py_ssize_t nbytes) except NULL:
-        """The address of the next bytes of the message, which are skipped."""
+        """Passes over bytes of the message; returns their address."""
         cdef const char *start = self.cursor
         if self.end - start < nbytes:
-            raise self.damaged(f"is cut short (env {self.env})")
+            raise self.damage_error(f"is cut short (env {self.env})")
         self.cursor += nbytes
         return start
 
-    cdef object value(self, Field field):
-        """Reads one packed value, as the Python object that the env returned."""
+    cdef object unpack_value(self, Field field):
+        """The next value, as the Python object that the env returned."""
         cdef uint32_t[2] head
         cdef uint32_t size
         cdef uint32_t sum
@@ -570,14 +571,14 @@ cdef class Decoder:
             text = text_of(
                 self.skip(<Py_ssize_t>head[0] * width_of(head[1])), head[0], head[1])
             if text is None:
-                raise self.damaged(f"holds what is no text (env {self.env})")
+                raise self.damage_error(f"holds what is no text (env {self.env})")
             return text
         if field.kind == PICKLED:
             memcpy(&size, self.skip(4), 4)
             memcpy(&sum, self.skip(4), 4)
             pickled = PyBytes_FromStringAndSize(self.skip(size), size)
-            if sum != _sum_of(pickled):
-                raise self.damaged(f"holds what is not as it was written (env {self.env})")
+            if sum != _pickle_checksum(pickled):
+                raise self.damage_error(f"holds what is not as it was written (env {self.env})")
             return loads(pickled)
         start = self.skip(field.nbytes)
         if field.kind == FLOAT:
@@ -592,31 +593,30 @@ cdef class Decoder:
         return array.reshape(field.shape).copy() if field.kind == ARRAY else array[0]
 
     cdef int copy(self, void *target, Py_ssize_t nbytes) except -1:
-        """Copies the bytes of a packed number or array."""
         memcpy(target, self.skip(nbytes), nbytes)
         return 0
 
     cdef void open(self, Py_ssize_t env, uint32_t kind, uint32_t tag, const char *start,
                    Py_ssize_t nbytes) noexcept:
-        """Turns to a message that was moved out of the ring, as if `next` had found it."""
+        """Turns to a message that was moved out of the ring."""
         self.env, self.kind, self.tag = env, kind, tag
         self.start = self.cursor = start
         self.end = start + nbytes
 
     cdef void release(self) noexcept:
-        """Moves to the next message, and gives back the room of the one that `next` found."""
+        """Gives back the room of the message that `next` has turned to."""
         c.sv_byte_ring_release(&self.ring)
 
 
 # ==== control channels ============================================================================
 #
 # Commands, their results, errors and messages too large for the rings go through a socket, each
-# with the number of the request it belongs to; steps do not use it.
+# with the number of its request. Steps do not use it.
 #
 # No call blocks, or runs Python code between a system call and the note of its result. So when a
 # signal handler raises, the channel still knows how much of each message is read or written.
 # A message that no call waits for any more is discarded by its number. Another thread may close the
-# channel at any time, so each call is one critical section, also on a Python without a GIL.
+# channel at any time, so each call is a critical section, also in a Python without a GIL.
 # csrc/model/channel.pml is the model.
 
 cdef extern from "<sys/socket.h>" nogil:
@@ -646,9 +646,9 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t sendmsg(int descriptor, const msghdr *message, int flags)
 
 cdef uint32_t MAGIC = 0x73686D76
-cdef uint64_t LONGEST = 1 << 40
+cdef uint64_t MAX_LENGTH = 1 << 40
 cdef enum:
-    MOST_DESCRIPTORS = 64
+    MAX_DESCRIPTORS = 64
 
 
 cdef packed struct Header:
@@ -661,33 +661,33 @@ cdef packed struct Header:
 
 cdef class ChannelMessage:
     cdef readonly uint32_t sequence
-    cdef readonly bint goodbye      # whether it is the last one
+    cdef readonly bint is_goodbye           # it is the last one
     cdef readonly bytes content
-    cdef readonly list descriptors  # which the taker of the message closes
-    cdef readonly bint whole        # whether all came: the kernel drops what may not be opened here
+    cdef readonly list descriptors          # whoever takes the message closes them
+    cdef readonly bint has_all_descriptors  # the kernel drops those that exceed a limit here
 
 
 cdef class Channel:
     """One end of a control channel."""
 
     cdef readonly int descriptor
-    cdef readonly str broken      # why the channel cannot be used any more; None: it can
-    cdef bint mute                # the other end reads nothing any more
-    cdef list outbox              # [(frame, descriptors)]: not written yet, or only in part
-    cdef Py_ssize_t written       # bytes of the first of these frames that are written
-    cdef list inbox               # [ChannelMessage]: read, and not taken yet
-    cdef char header[24]          # header of the message that is being read
-    cdef Py_ssize_t header_read   # bytes of this header that were read
-    cdef bytes body
+    cdef readonly str broken        # why the channel cannot be used any more; None: it can
+    cdef bint write_failed          # the other end reads nothing any more
+    cdef list outbox                # [(frame, descriptors)] that are not or partly written
+    cdef Py_ssize_t bytes_written   # of the first of these frames
+    cdef list inbox                 # [ChannelMessage] that were not taken yet
+    cdef char header[24]            # of the message that is being read
+    cdef Py_ssize_t header_read     # bytes of this header that were read
+    cdef bytes body                 # of this message
     cdef Py_ssize_t body_read
-    cdef list incoming            # descriptors that came with this message
+    cdef list incoming_descriptors  # of this message
 
     def __init__(self, int descriptor):
         """Takes over a stream socket."""
         self.descriptor = descriptor
         self.outbox = []
         self.inbox = []
-        self.incoming = []
+        self.incoming_descriptors = []
 
     def __dealloc__(self):
         if self.descriptor >= 0:
@@ -698,16 +698,17 @@ cdef class Channel:
 
     @property
     @cython.critical_section
-    def unsent(self):
-        """Whether a message has not been written yet."""
-        return len(self.outbox) > 0 and not self.mute
+    def has_unsent(self):
+        return len(self.outbox) > 0 and not self.write_failed
 
     @cython.critical_section
     def put(self, uint32_t sequence, bytes content, descriptors=(), bint goodbye=False):
-        """Sends a request's message, now or as soon as there is room."""
+        """Sends a request's message, now or as soon as there is room; nothing once it is closed."""
         cdef Header header
-        if len(descriptors) > MOST_DESCRIPTORS:
-            raise ValueError(f"at most {MOST_DESCRIPTORS} descriptors a message")
+        if self.descriptor < 0:  # nobody would close the descriptors again
+            return
+        if len(descriptors) > MAX_DESCRIPTORS:
+            raise ValueError(f"at most {MAX_DESCRIPTORS} descriptors a message")
         header.magic = MAGIC
         header.sequence = sequence
         header.goodbye = goodbye
@@ -720,35 +721,35 @@ cdef class Channel:
                 copies.append(os.dup(descriptor))
             frame = PyBytes_FromStringAndSize(<char *>&header, sizeof(Header)) + content
         except BaseException:
-            _close_all(copies)
+            _close_descriptors(copies)
             raise
         self.outbox.append((frame, copies))
         self.flush()
 
     @cython.critical_section
     def pump(self):
-        """Writes and reads; returns whether more is to be written, or any was read."""
-        cdef bint more = self.fill()
-        return self.flush() or more
+        """Writes and reads; returns whether something was read, or is still to be written."""
+        cdef bint was_read = self.fill()
+        return self.flush() or was_read
 
     @cython.critical_section
     def find(self, uint32_t sequence):
-        """The message of a request, or None if it has not come; older ones are discarded."""
+        """The message of a request; None: it has not come. Older messages are discarded."""
         cdef ChannelMessage message
         self.fill()
         while self.inbox:
             message = self.inbox[0]
-            if message.goodbye or <int32_t>(message.sequence - sequence) > 0:
+            if message.is_goodbye or <int32_t>(message.sequence - sequence) > 0:
                 return None
             if message.sequence == sequence:
                 return message
-            _close_all(message.descriptors)
+            _close_descriptors(message.descriptors)
             del self.inbox[0]
         return None
 
     @cython.critical_section
     def take(self, uint32_t sequence):
-        """Finds a message likewise, and gives it to the caller, with its descriptors."""
+        """Like `find`, but the message is the caller's then, with its descriptors."""
         message = self.find(sequence)
         if message is not None:
             del self.inbox[0]
@@ -756,53 +757,53 @@ cdef class Channel:
 
     @cython.critical_section
     def fail(self, why):
-        """Notes that data from this channel can no longer be trusted."""
+        """Marks the channel as broken: its data can no longer be trusted."""
         self.broken = self.broken or why
 
     @property
     @cython.critical_section
-    def farewell(self):
-        """The goodbye of the other side, if it has come; other messages are discarded."""
+    def goodbye_content(self):
+        """The content of the other side's last message, or None; other messages are discarded."""
         cdef ChannelMessage message
         self.fill()
         while self.inbox:
             message = self.inbox[0]
-            if message.goodbye:
+            if message.is_goodbye:
                 return message.content
-            _close_all(message.descriptors)
+            _close_descriptors(message.descriptors)
             del self.inbox[0]
         return None
 
     @cython.critical_section
     def close(self):
-        """Closes it, and the descriptors in messages that were not taken."""
+        """Closes the socket, and the descriptors of messages that were not sent or taken."""
         cdef ChannelMessage message
         if self.descriptor >= 0:
             close_descriptor(self.descriptor)
             self.descriptor = -1
         self.broken = self.broken or "it was closed"
         for _, copies in self.outbox:
-            _close_all(copies)
+            _close_descriptors(copies)
         for message in self.inbox:
-            _close_all(message.descriptors)
-        _close_all(self.incoming)
+            _close_descriptors(message.descriptors)
+        _close_descriptors(self.incoming_descriptors)
         self.outbox.clear()
         self.inbox.clear()
 
     # ---- the socket --------------------------------------------------------------------------
 
     cdef bint flush(self) except -1:
-        """Writes as much as the socket takes; returns whether something is left."""
+        """Writes as much as the socket takes; returns whether something is still to be written."""
         cdef Py_ssize_t done
-        while self.outbox and self.broken is None and not self.mute:
+        while self.outbox and self.broken is None and not self.write_failed:
             done = self.write()
             if done == 0:
-                return not self.mute
-            self.written += done
+                return not self.write_failed
+            self.bytes_written += done
             frame, copies = <tuple>self.outbox[0]
-            _close_all(copies)  # the first byte has carried the descriptors
-            if self.written == PyBytes_GET_SIZE(frame):
-                self.written = 0
+            _close_descriptors(copies)  # they went with the first byte
+            if self.bytes_written == PyBytes_GET_SIZE(frame):
+                self.bytes_written = 0
                 del self.outbox[0]
         return False
 
@@ -813,10 +814,10 @@ cdef class Channel:
         cdef char control[512]
         cdef cmsghdr *header
         cdef ssize_t done
-        cdef int[MOST_DESCRIPTORS] numbers
+        cdef int[MAX_DESCRIPTORS] numbers
         frame, copies = <tuple>self.outbox[0]
-        vector.iov_base = PyBytes_AS_STRING(frame) + self.written
-        vector.iov_len = PyBytes_GET_SIZE(frame) - self.written
+        vector.iov_base = PyBytes_AS_STRING(frame) + self.bytes_written
+        vector.iov_len = PyBytes_GET_SIZE(frame) - self.bytes_written
         memset(&message, 0, sizeof(message))
         message.msg_iov = &vector
         message.msg_iovlen = 1
@@ -838,23 +839,23 @@ cdef class Channel:
             if errno == EAGAIN:
                 return 0
             if errno != EINTR:
-                self.mute = True  # messages that the other side sent before can still be read
+                self.write_failed = True  # what the other side has sent can still be read
                 return 0
 
     cdef bint fill(self) except -1:
-        """Reads what has come; returns whether that was anything."""
+        """Reads what has come; returns whether it was anything."""
         cdef Header header
         cdef ChannelMessage message
         cdef Py_ssize_t got
-        cdef bint some = False
+        cdef bint was_read = False
         while self.broken is None:
             if self.header_read < <Py_ssize_t>sizeof(Header):
                 got = self.read(self.header + self.header_read, sizeof(Header) - self.header_read)
                 self.header_read += got
             elif self.body is None:
                 memcpy(&header, self.header, sizeof(Header))
-                if (header.magic != MAGIC or header.length > LONGEST
-                        or header.num_descriptors > MOST_DESCRIPTORS):
+                if (header.magic != MAGIC or header.length > MAX_LENGTH
+                        or header.num_descriptors > MAX_DESCRIPTORS):
                     self.broken = "what came through it is no message"
                     break
                 self.body = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>header.length)
@@ -868,19 +869,20 @@ cdef class Channel:
                 memcpy(&header, self.header, sizeof(Header))
                 message = ChannelMessage()
                 message.sequence = header.sequence
-                message.goodbye = header.goodbye != 0
+                message.is_goodbye = header.goodbye != 0
                 message.content = self.body
-                message.descriptors = self.incoming
-                message.whole = len(self.incoming) == <Py_ssize_t>header.num_descriptors
+                message.descriptors = self.incoming_descriptors
+                message.has_all_descriptors = (
+                    len(self.incoming_descriptors) == <Py_ssize_t>header.num_descriptors)
                 self.inbox.append(message)
-                self.incoming = []
+                self.incoming_descriptors = []
                 self.body = None
                 self.header_read = 0
                 continue
             if got == 0:
                 break
-            some = True
-        return some
+            was_read = True
+        return was_read
 
     cdef Py_ssize_t read(self, char *target, Py_ssize_t most) except -2:
         """One read; 0: there is nothing, or it is broken."""
@@ -889,7 +891,7 @@ cdef class Channel:
         cdef char control[512]
         cdef cmsghdr *header
         cdef ssize_t got
-        cdef int[MOST_DESCRIPTORS] numbers
+        cdef int[MAX_DESCRIPTORS] numbers
         cdef size_t count
         vector.iov_base = target
         vector.iov_len = most
@@ -904,10 +906,10 @@ cdef class Channel:
                 header = CMSG_FIRSTHDR(&message)
                 if header != NULL and header.cmsg_type == SCM_RIGHTS:
                     count = min((header.cmsg_len - CMSG_LEN(0)) // sizeof(int),
-                                <size_t>MOST_DESCRIPTORS)
+                                <size_t>MAX_DESCRIPTORS)
                     memcpy(numbers, CMSG_DATA(header), count * sizeof(int))
                     for i in range(count):
-                        self.incoming.append(numbers[i])
+                        self.incoming_descriptors.append(numbers[i])
                 return got
             if got == 0:
                 self.broken = "the other end was closed"
@@ -919,7 +921,7 @@ cdef class Channel:
                 return 0
 
 
-cdef int _close_all(list descriptors) except -1:
+cdef int _close_descriptors(list descriptors) except -1:
     while descriptors:
         close_descriptor(descriptors.pop())
     return 0

@@ -3,7 +3,7 @@ from cpython.buffer cimport Py_buffer
 from shmvec._core cimport csrc as c
 
 
-cdef int check_ring(Py_ssize_t nbytes, rings, size, index) except -1
+cdef int check_trace_ring(Py_ssize_t nbytes, rings, size, index) except -1
 
 
 cdef class Recorder:

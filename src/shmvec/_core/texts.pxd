@@ -1,8 +1,8 @@
-"""The characters of a str, in shared memory as Python has them in its own.
+"""The characters of a str in shared memory, in Python's own format.
 
-That is 1, 2 or 4 bytes for each, as the largest needs.  So a text is copied, not encoded, and may
-have any characters, lone surrogates too.  Beside them stand their number and their *bound*, the
-largest character that a str of its kind may have: 0x7f, 0xff, 0xffff or 0x10ffff.
+Each character has 1, 2 or 4 bytes, as many as the largest one needs. So a text is copied, not
+encoded, and may have any characters, also lone surrogates. Before them are their number and their
+*bound*, the largest character that a str of this kind may have: 0x7f, 0xff, 0xffff or 0x10ffff.
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
@@ -29,10 +29,10 @@ cdef extern from *:
     }
     """
     int sv_text_ready(object text) except -1
-    # Has malloc keep memory that was freed.  By default glibc returns the end of the heap to the
-    # system as soon as 128 KB are free there: each batch of long texts would be written to new
-    # pages, which takes several times as long.  Freeing one large block, of no matter which use,
-    # moves that threshold to twice its size; 32 MB is the largest that does.
+    # Has malloc keep memory that was freed. By default glibc returns the end of the heap to the
+    # system as soon as 128 KB are free there. Then each batch of long texts would be written to new
+    # pages, which takes several times as long. Freeing one large block moves that threshold to
+    # twice its size; 32 MB is the largest block that does.
     void sv_keep_freed_memory() noexcept
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     uint32_t PyUnicode_MAX_CHAR_VALUE(object text)
@@ -42,34 +42,34 @@ cdef extern from *:
     object PyUnicode_FromKindAndData(int kind, const void *characters, Py_ssize_t size)
 
 cdef enum:
-    MOST_POOLED = 512  # bytes, up to which Python's own pools have room for an object
+    MAX_POOLED_BYTES = 512  # of an object for which Python's own pools have room
 
 
 cdef inline Py_ssize_t width_of(uint32_t bound) noexcept:
-    """The bytes of a character; 0: there are no texts of this bound."""
+    """The bytes of a character; 0: no text has this bound."""
     if bound == 0x7f or bound == 0xff:
         return 1
     return 2 if bound == 0xffff else 4 if bound == 0x10ffff else 0
 
 
 cdef inline Py_ssize_t measure(object text, uint32_t *head) except -1:
-    """The bytes of a str's characters; writes their number and their bound to `head`."""
+    """Returns the bytes of a str's characters; writes their number and their bound to `head`."""
     sv_text_ready(text)
     cdef Py_ssize_t length = PyUnicode_GET_LENGTH(text)
-    if length > MOST_POOLED:
+    if length > MAX_POOLED_BYTES:
         sv_keep_freed_memory()
     head[0], head[1] = <uint32_t>length, PyUnicode_MAX_CHAR_VALUE(text)
     return length * PyUnicode_KIND(text)
 
 
-cdef inline uint32_t _bits_of(const void *characters, Py_ssize_t nbytes, int kind) noexcept:
-    """The largest of characters, or a number that has as many bits or bytes."""
+cdef inline uint32_t _largest(const void *characters, Py_ssize_t nbytes, int kind) noexcept:
+    """The largest character, or a larger number of as many bits."""
     cdef const uint8_t *bytes = <const uint8_t *>characters
     cdef const uint16_t *pairs = <const uint16_t *>characters
     cdef const uint32_t *points = <const uint32_t *>characters
     cdef uint32_t bits = 0
     cdef Py_ssize_t i
-    # Without branches, so that the compiler can use vector instructions.
+    # No branches, so that the compiler can use vector instructions.
     if kind == 1:
         for i in range(nbytes):
             bits |= bytes[i]
@@ -83,21 +83,21 @@ cdef inline uint32_t _bits_of(const void *characters, Py_ssize_t nbytes, int kin
 
 
 cdef inline object text_of(const void *characters, Py_ssize_t length, uint32_t bound):
-    """A str of characters that other processes may write meanwhile; None: they are no text."""
+    """A str of characters that other processes may be writing; None: they are no text."""
     cdef Py_ssize_t nbytes = length * width_of(bound)
     cdef uint32_t smaller = 0x7f if bound == 0xff else 0xff if bound == 0xffff else 0xffff
-    cdef uint32_t bits
+    cdef uint32_t largest
     cdef object text
     if nbytes == 0:
         return "" if length == 0 else None
-    if nbytes > MOST_POOLED:
+    if nbytes > MAX_POOLED_BYTES:
         sv_keep_freed_memory()
     text = PyUnicode_New(length, bound)
     memcpy(PyUnicode_DATA(text), characters, nbytes)
-    bits = _bits_of(PyUnicode_DATA(text), nbytes, PyUnicode_KIND(text))
-    if bits > bound:  # Python makes strings of such, which it cannot read
+    largest = _largest(PyUnicode_DATA(text), nbytes, PyUnicode_KIND(text))
+    if largest > bound:  # Python would make a str that it cannot read
         return None
-    if bound > 0x7f and bits <= smaller:
-        # Python takes for granted that no other kind of str equals one that it could be.
+    if bound > 0x7f and largest <= smaller:
+        # Python relies on each str being of the smallest kind that fits.
         return PyUnicode_FromKindAndData(PyUnicode_KIND(text), PyUnicode_DATA(text), length)
     return text

@@ -1,1 +1,1 @@
-"""The memory of a vector env: the segment and its layout, and what of it is lent to the user."""
+"""The memory of a vector env: the segment, its layout, rollouts, logs, and results of commands."""

@@ -1,7 +1,7 @@
 """Layout of the slabs: which array lies where in the segment, with which dtype and shape.
 
 The parent makes the layout from the spaces and sends it to the workers, so that both sides agree
-even where equal spaces list their keys in another order.
+even if equal spaces list their keys in another order.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ __all__ = [
     "Slabs",
     "check_shared_memory",
     "has_fixed_size",
-    "misfit",
-    "nbytes_of",
-    "placing",
-    "placing_in",
-    "unshareable_part",
+    "misfit_error",
+    "total_nbytes",
+    "sequential_placer",
+    "memory_placer",
+    "find_unshareable_part",
 ]
 
 
 _ALIGNMENT = 128  # a cache line and its neighbour, as in csrc/platform.h
-_UNKNOWN_BYTES = 8192  # assumed for a value of a space without a fixed size
-_MESSAGE_BYTES = 256  # assumed for a message, besides its value
+_ASSUMED_VALUE_BYTES = 8192  # assumed for a value of a space without a fixed size
+_ASSUMED_MESSAGE_BYTES = 256  # assumed for a message, besides its value
 
 # A function that takes an array's shape and dtype, and returns the array (or only adds up sizes).
 Place = Callable[[tuple[int, ...], npt.DTypeLike], Any]
@@ -64,9 +64,11 @@ class Slabs:
     """The arrays of a segment, ready to use.
 
     Attributes:
-        results: Frames of results: observations, rewards (float64) and flags (bool).
+        results: Frames of results: observations, rewards (float64, or of their space's dtype) and
+            flags (bool).
         actions: The codec of the actions.
-        seeds: The seeds of resets.
+        seeds: The seeds of resets that are asked for.
+        next_seeds: The seeds of the next automatic resets.
         finals: The codec of the last observations of episodes; None unless resets overwrite them.
         blocks: Blocks to which observations are written as well; None: there are none.
     """
@@ -74,6 +76,7 @@ class Slabs:
     results: Results
     actions: Codec
     seeds: Seeds
+    next_seeds: Seeds
     finals: Codec | None
     blocks: Blocks | None
 
@@ -84,8 +87,8 @@ class ActionRows:
     def __init__(self, space: gym.Space[Any], num_envs: int) -> None:
         """Makes room for one action of each env."""
         layout = Layout(space, space, num_envs, action_messages=not has_fixed_size(space))
-        place = placing(lambda offset, shape, dtype: np.zeros(shape, dtype))
-        self._codec: Codec = layout._actions(place, _called)
+        place = sequential_placer(lambda offset, shape, dtype: np.zeros(shape, dtype))
+        self._codec: Codec = layout._actions(place, _construct)
 
     def of(self, envs: npt.NDArray[np.intp], actions: Any) -> list[Any]:
         """One action for each of these envs.
@@ -113,7 +116,8 @@ class Layout:
         action_messages: Whether actions travel as messages.
         final_observations: Whether there is a slab for the last observations of episodes.
         num_frames: Number of frames of results.
-        num_blocks: Number of blocks for observations that are not copied for the user.
+        num_blocks: Number of blocks, which are lent to the user instead of copies of observations.
+        reward_space: The space of one env's rewards; None: they are numbers.
     """
 
     observation_space: gym.Space[Any]
@@ -124,15 +128,16 @@ class Layout:
     final_observations: bool = False
     num_frames: int = 1
     num_blocks: int = 0
+    reward_space: spaces.Box | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of slabs that the layout needs."""
-        return nbytes_of(lambda place: self._slabs(place, None, _nothing))
+        return total_nbytes(lambda place: self._slabs(place, None, _skip))
 
     def results_nbytes(self, num_frames: int) -> int:
         """The bytes that ``num_frames`` frames of results need."""
-        return nbytes_of(lambda place: self._results(place, None, _nothing, num_frames))
+        return total_nbytes(lambda place: self._results(place, None, _skip, num_frames))
 
     @property
     def block_nbytes(self) -> int:
@@ -149,22 +154,22 @@ class Layout:
         )
 
     def _observations_nbytes(self, rows: int) -> int:
-        return nbytes_of(lambda place: self._observations(place, _nothing, rows))
+        return total_nbytes(lambda place: self._observations(place, _skip, rows))
 
     @property
     def observation_message_bytes(self) -> int:
         """About how many bytes of messages an env's observation takes in a step."""
         if not self.observation_messages:
             return 0
-        one = _MESSAGE_BYTES + self._bytes_of_one(self.observation_space)
-        return 2 * one if self.final_observations else one
+        nbytes = _ASSUMED_MESSAGE_BYTES + self._value_nbytes(self.observation_space)
+        return 2 * nbytes if self.final_observations else nbytes
 
     @property
     def action_message_bytes(self) -> int:
         """About how many bytes of messages an env's action takes."""
         if not self.action_messages:
             return 0
-        return _MESSAGE_BYTES + self._bytes_of_one(self.action_space)
+        return _ASSUMED_MESSAGE_BYTES + self._value_nbytes(self.action_space)
 
     @property
     def longest_text(self) -> int:
@@ -172,32 +177,33 @@ class Layout:
         leaves = (*_leaves(self.observation_space), *_leaves(self.action_space))
         return max((leaf.max_length for leaf in leaves if isinstance(leaf, spaces.Text)), default=0)
 
-    def _bytes_of_one(self, space: gym.Space[Any]) -> int:
+    def _value_nbytes(self, space: gym.Space[Any]) -> int:
         if not has_fixed_size(space):
-            return _UNKNOWN_BYTES
-        alone = replace(
+            return _ASSUMED_VALUE_BYTES
+        layout = replace(
             self, observation_space=space, num_envs=1, observation_messages=False,
             action_messages=True, final_observations=False, num_blocks=0,
         )  # fmt: skip
-        return alone.nbytes
+        return layout.nbytes
 
     def attach(self, segment: Segment) -> Slabs:
         """The slabs of a segment that was made with this layout's ``nbytes``."""
-        slabs: Slabs = self._slabs(placing(segment.array), segment.memory, _called)
+        slabs: Slabs = self._slabs(sequential_placer(segment.array), segment.memory, _construct)
         return slabs
 
-    def results_in(self, memory: Any, num_frames: int) -> Results:
+    def map_results(self, memory: Any, num_frames: int) -> Results:
         """Frames of results over memory of ``results_nbytes``."""
-        results: Results = self._results(placing_in(memory), memory, _called, num_frames)
+        results: Results = self._results(memory_placer(memory), memory, _construct, num_frames)
         return results
 
     def _slabs(self, place: Place, memory: Any, make: Callable[..., Any]) -> Any:
-        """Visits every array of a segment in the order in which they lie there."""
+        """Places every array of a segment, in the order in which they lie there."""
         n = self.num_envs
         return make(
             Slabs,
             self._results(place, memory, make, self.num_frames),
             self._actions(place, make),
+            make(Seeds, place((n,), np.int64), place((n,), np.uint8)),
             make(Seeds, place((n,), np.int64), place((n,), np.uint8)),
             self._observations(place, make, n)
             if self.final_observations and not self.observation_messages
@@ -217,28 +223,31 @@ class Layout:
             return make(ActionCodec, memory, place((n,), np.uint8), shape, space.dtype, space)
 
         def batched_keys(space: spaces.Dict) -> Any:
-            # Gymnasium's actions have the order of keys of the batched space, which may differ.
+            # Gymnasium's actions have the batched space's order of keys, which may be another.
             batched: Any = batch_space(space, 1)
             return batched.spaces
 
         if self.action_messages:
             return make(MessageCodec, self.action_space, n, None)
-        return _walk(self.action_space, n, place, make, action, batched_keys)
+        return _build_codec(self.action_space, n, place, make, action, batched_keys)
 
     def _blocks(self, memory: npt.NDArray[np.uint8]) -> Blocks:
         rows = self.num_blocks * self.num_envs
-        observations = self._observations(placing_in(memory), _called, rows)
+        observations = self._observations(memory_placer(memory), _construct, rows)
         return Blocks(memory, observations, self.num_envs, self.num_blocks)
 
     def _results(self, place: Place, memory: Any, make: Callable[..., Any], num_frames: int) -> Any:
         rows, space = num_frames * self.num_envs, self.observation_space
+        reward_space = self.reward_space
         return make(
             Results,
             memory,
-            make(MessageCodec, space, self.num_envs, partial(first_misfit, space))
+            make(MessageCodec, space, self.num_envs, partial(first_misfit_error, space))
             if self.observation_messages
             else self._observations(place, make, rows),
-            place((rows,), np.float64),
+            place((rows,), np.float64)
+            if reward_space is None
+            else place((rows, *reward_space.shape), reward_space.dtype),
             place((rows,), np.bool_),
             place((rows,), np.bool_),
             self.num_envs,
@@ -248,10 +257,11 @@ class Layout:
         def observation(space: gym.Space[Any]) -> Any:
             return make(ArrayCodec, place((rows, *_shape(space)), np.dtype(space.dtype)))
 
-        return _walk(self.observation_space, rows, place, make, observation, lambda s: s.spaces)
+        space = self.observation_space
+        return _build_codec(space, rows, place, make, observation, lambda s: s.spaces)
 
 
-def _walk(
+def _build_codec(
     space: gym.Space[Any],
     rows: int,
     place: Place,
@@ -261,9 +271,9 @@ def _walk(
 ) -> Any:
     """A codec for a space of fixed size, nested as the space is."""
 
-    # A function in this one that called itself would be a cycle of references, with the memory.
+    # This does not call itself: that would be a cycle of references, which would keep the memory.
     def part(inner: gym.Space[Any]) -> Any:
-        return _walk(inner, rows, place, make, leaf, keys)
+        return _build_codec(inner, rows, place, make, leaf, keys)
 
     if isinstance(space, spaces.Dict):
         return make(DictCodec, {key: part(space.spaces[key]) for key in keys(space)})
@@ -274,16 +284,16 @@ def _walk(
     return leaf(space)
 
 
-def _called(kind: Callable[..., Any], *arguments: Any) -> Any:
+def _construct(kind: Callable[..., Any], *arguments: Any) -> Any:
     return kind(*arguments)
 
 
-def _nothing(kind: Callable[..., Any], *arguments: Any) -> None:
-    """Makes no codec, where only sizes are added up."""
+def _skip(kind: Callable[..., Any], *arguments: Any) -> None:
+    """Makes nothing, because only sizes are added up."""
 
 
-def nbytes_of(visit: Callable[[Place], object]) -> int:
-    """The bytes of the visited arrays, one after the other."""
+def total_nbytes(visit: Callable[[Place], object]) -> int:
+    """The bytes of the arrays that ``visit`` places one after the other."""
     total = 0
 
     def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
@@ -294,24 +304,26 @@ def nbytes_of(visit: Callable[[Place], object]) -> int:
     return _aligned(total)
 
 
-def placing(
+def sequential_placer(
     array: Callable[[int, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]], offset: int = 0
 ) -> Place:
-    """A function that makes arrays one after the other, from one that makes them at offsets."""
+    """A function that places arrays one after the other; ``array`` makes them at offsets."""
 
     def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         nonlocal offset
         offset = _aligned(offset)
-        made = array(offset, shape, dtype)
-        offset += made.nbytes
-        return made
+        result = array(offset, shape, dtype)
+        offset += result.nbytes
+        return result
 
     return place
 
 
-def placing_in(memory: Any, offset: int = 0) -> Place:
-    """A function that makes arrays one after the other in memory, from an offset on."""
-    return placing(lambda offset, shape, dtype: np.ndarray(shape, dtype, memory, offset), offset)
+def memory_placer(memory: Any, offset: int = 0) -> Place:
+    """A function that makes arrays in memory, one after the other, from an offset on."""
+    return sequential_placer(
+        lambda offset, shape, dtype: np.ndarray(shape, dtype, memory, offset), offset
+    )
 
 
 class DynamicShapeError(TypeError, ValueError):
@@ -333,7 +345,7 @@ def has_fixed_size(space: gym.Space[Any]) -> bool:
 
 
 def _leaves(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
-    """The spaces of which a space consists, however deep."""
+    """The spaces without parts of which a space consists, at any depth."""
     parts: Iterable[gym.Space[Any]]
     if isinstance(space, spaces.Dict):
         parts = space.spaces.values()
@@ -358,24 +370,24 @@ def check_shared_memory(space: gym.Space[Any]) -> None:
         ValueError: The space is of a class of the user's; for a Sequence or Graph the error is a
             TypeError too.
     """
-    found = unshareable_part(space, "observation space")
+    found = find_unshareable_part(space, "observation space")
     if found is None:
         return
     part, path = found
     advice = ""
     if isinstance(space, spaces.Dict):
-        fitting = [key for key, value in space.items() if unshareable_part(value, "") is None]
-        if fitting:
+        keys = [key for key, value in space.items() if find_unshareable_part(value, "") is None]
+        if keys:
             advice = (
                 " To do without that part, wrap each env in "
-                f"gymnasium.wrappers.FilterObservation(env, {fitting})."
+                f"gymnasium.wrappers.FilterObservation(env, {keys})."
             )
     if isinstance(part, (spaces.Graph, spaces.Sequence)):
         raise DynamicShapeError(
             f"As {part} has a dynamic shape so its not possible to make a static shared memory. "
-            f"For `AsyncVectorEnv`, disable `shared_memory`. This is the {path}; for "
-            "`ShmVectorEnv` as well, use `shared_memory=False`: observations then travel as "
-            f"messages, through shared memory all the same.{advice}"
+            f"For `AsyncVectorEnv`, disable `shared_memory`. This is the {path}. For "
+            "`ShmVectorEnv`, too, use `shared_memory=False`: observations then travel as messages, "
+            f"which also go through shared memory.{advice}"
         )
     raise ValueError(
         "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this "
@@ -387,8 +399,8 @@ def check_shared_memory(space: gym.Space[Any]) -> None:
     )
 
 
-def unshareable_part(space: gym.Space[Any], path: str) -> tuple[gym.Space[Any], str] | None:
-    """The first part that cannot lie in shared memory, and its name; None: all parts can."""
+def find_unshareable_part(space: gym.Space[Any], path: str) -> tuple[gym.Space[Any], str] | None:
+    """The first part that cannot lie in shared memory, and its name; None if all parts can."""
     parts: Iterable[tuple[Any, gym.Space[Any]]] = ()
     if isinstance(space, spaces.Dict):
         parts = space.items()
@@ -396,14 +408,14 @@ def unshareable_part(space: gym.Space[Any], path: str) -> tuple[gym.Space[Any], 
         parts = enumerate(space.spaces)
     elif (
         isinstance(space, (spaces.Graph, spaces.Sequence))
-        or create_shared_memory.dispatch(type(space)) in _UNREGISTERED
+        or create_shared_memory.dispatch(type(space)) in _DEFAULT_HANDLERS
     ):
         return space, path
-    found = (unshareable_part(part, f"{path}[{key!r}]") for key, part in parts)
-    return next((part for part in found if part is not None), None)
+    results = (find_unshareable_part(part, f"{path}[{key!r}]") for key, part in parts)
+    return next((result for result in results if result is not None), None)
 
 
-_UNREGISTERED = (
+_DEFAULT_HANDLERS = (
     create_shared_memory.dispatch(object),
     create_shared_memory.dispatch(gym.Space),
 )
@@ -418,57 +430,63 @@ def _shape(space: gym.Space[Any]) -> tuple[int, ...]:
     return tuple(int(size) for size in space.shape)
 
 
-def misfit(
-    env: int, space: gym.Space[Any], observation: Any, error: Exception, exact: bool = False
+def misfit_error(
+    env: int,
+    space: gym.Space[Any],
+    value: Any,
+    error: Exception,
+    exact: bool = False,
+    name: str = "observation",
 ) -> Exception:
-    """The error for an observation that does not fit its space; it names env and part of the space.
+    """The error for a value that does not fit its space; it names env and part of the space.
 
     Args:
         env: The env's index.
-        space: Observation space of one env.
-        observation: What the env returned.
-        error: The error of writing it; the new error has the same type, if possible.
+        space: The space, of observations or rewards of one env.
+        value: What the env returned.
+        error: The error of writing it. The new error has the same type, if possible.
         exact: Whether shapes must be equal, axes of length 1 included.
+        name: What the value is.
     """
-    what = _wrong(space, observation, "observation", exact) or f"observation: {error}"
+    what = _describe_misfit(space, value, name, exact) or f"{name}: {error}"
     kinds = (KeyError, IndexError, TypeError)
     kind = next((kind for kind in kinds if isinstance(error, kind)), ValueError)
     return kind(f"env {env}: the {what}")
 
 
-def first_misfit(
+def first_misfit_error(
     space: gym.Space[Any], envs: Iterable[int], observations: Iterable[Any], error: Exception
 ) -> Exception:
-    """The error of the first env whose observation does not fit; else ``error``."""
+    """The error for the first env whose observation does not fit; ``error`` if all fit."""
     for env, observation in zip(envs, observations, strict=True):
-        if _wrong(space, observation, "", exact=True):
-            return misfit(env, space, observation, error, exact=True)
+        if _describe_misfit(space, observation, "", exact=True):
+            return misfit_error(env, space, observation, error, exact=True)
     return error
 
 
-def _wrong(space: gym.Space[Any], value: Any, path: str, exact: bool) -> str | None:
-    """The reason why a value, or its first wrong part, does not fit its space; None: it fits."""
+def _describe_misfit(space: gym.Space[Any], value: Any, path: str, exact: bool) -> str | None:
+    """Why a value, or its first wrong part, does not fit its space; None if it fits."""
     if isinstance(space, gym.spaces.Dict):
         if not isinstance(value, Mapping):
             return f"{path} is a {type(value).__name__}; its space {space} needs a mapping"
-        return _wrong_part(space, space.spaces.items(), value, set(value), path, exact)
+        return _part_misfit(space, space.spaces.items(), value, set(value), path, exact)
     if isinstance(space, gym.spaces.Tuple):
         if not isinstance(value, (tuple, list)):
             return f"{path} is a {type(value).__name__}; its space {space} needs a tuple"
-        return _wrong_part(space, enumerate(space.spaces), value, range(len(value)), path, exact)
+        return _part_misfit(space, enumerate(space.spaces), value, range(len(value)), path, exact)
     if isinstance(space, gym.spaces.Text):
         if exact or (isinstance(value, str) and len(value) <= space.max_length):
             return None
         return f"{path} is {value!r}; its space {space} needs a str of that length at most"
     if value is None:
-        return f"{path} is None; its space {space} needs {_needed(space)}"
+        return f"{path} is None; its space {space} needs {_needs(space)}"
     if space.shape is None or space.dtype is None:
         return None
     try:
         array = np.asarray(value)
     except Exception as error:
         kind = type(value).__name__
-        return f"{path} is a {kind}, no array ({error}); its space {space} needs {_needed(space)}"
+        return f"{path} is a {kind}, no array ({error}); its space {space} needs {_needs(space)}"
     casts = np.can_cast(array.dtype, space.dtype, "same_kind")
     if casts and (
         array.shape == space.shape
@@ -478,20 +496,20 @@ def _wrong(space: gym.Space[Any], value: Any, path: str, exact: bool) -> str | N
         return None
     return (
         f"{path} has shape {array.shape} and dtype {array.dtype}; its space {space} needs "
-        f"{_needed(space)}"
+        f"{_needs(space)}"
         + ("" if casts else f", to which {array.dtype} does not cast by NumPy's rule same_kind")
-        + f". It is {_shown(array)}"
+        + f". It is {_abbreviate(array)}"
     )
 
 
-def _shown(array: npt.NDArray[Any]) -> str:
+def _abbreviate(array: npt.NDArray[Any]) -> str:
     """The first and last elements of an array, in a line."""
-    shown = np.array2string(array, threshold=6, edgeitems=2, separator=", ")
-    shown = " ".join(shown.split())
-    return shown if len(shown) <= 100 else f"{shown[:100]}..."
+    text = np.array2string(array, threshold=6, edgeitems=2, separator=", ")
+    text = " ".join(text.split())
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def _wrong_part(
+def _part_misfit(
     space: gym.Space[Any],
     parts: Iterable[tuple[Any, gym.Space[Any]]],
     value: Any,
@@ -502,13 +520,13 @@ def _wrong_part(
     for key, part in parts:
         if key not in keys:
             return f"{path} has no {key!r}, which its space {space} needs"
-        wrong = _wrong(part, value[key], f"{path}[{key!r}]", exact)
+        wrong = _describe_misfit(part, value[key], f"{path}[{key!r}]", exact)
         if wrong is not None:
             return wrong
     return None
 
 
-def _needed(space: gym.Space[Any]) -> str:
+def _needs(space: gym.Space[Any]) -> str:
     if space.shape is None or space.dtype is None:
         return "a value"
     return f"shape {space.shape} and dtype {space.dtype}"

@@ -1,4 +1,4 @@
-"""Layout of a replay's log: which array lies where, and the memory that is reserved as it fills."""
+"""Layout of a replay's log, whose memory is reserved as the log fills."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gymnasium.vector.utils import create_empty_array
 
 from shmvec._core import ArrayCodec, Codec, DictCodec, TupleCodec
 from shmvec._core.replay import ReplayLog
-from shmvec._memory.layout import Layout, Place, nbytes_of, placing, placing_in
+from shmvec._memory.layout import Layout, Place, memory_placer, sequential_placer, total_nbytes
 from shmvec._memory.segment import free_memory, seal_size
 
-__all__ = ["LogLayout", "Piecewise", "open_log"]
+__all__ = ["LogLayout", "PiecewiseReservation", "open_log"]
 
 AnyLog = TypeVar("AnyLog", bound=ReplayLog)
 
-_PIECE = 64 << 20  # bytes that are reserved at a time
+_PIECE_BYTES = 64 << 20  # bytes that are reserved at a time
 
 
 @dataclass(frozen=True)
@@ -39,45 +39,49 @@ class LogLayout:
         observation_space: Observation space of one env.
         action_space: Action space of one env.
         num_envs: Number of envs.
-        depth: Number of records kept of each env.
-        newest: Whether of an observation, which is a stack of frames, the last frame is kept.
-        zeros: Whether zeros precede an episode in a stack, not its first frame.
+        depth: Number of records of each env.
+        last_frame_only: Whether observations are stacks of frames, of which the last one is kept.
+        zero_padded: Whether an episode's first stacks are filled with zeros, not its first frame.
+        reward_shape: The shape of an env's reward.
     """
 
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     num_envs: int
     depth: int
-    newest: bool
-    zeros: bool
+    last_frame_only: bool
+    zero_padded: bool
+    reward_shape: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, layout: Layout, depth: int, newest: int, zeros: int) -> LogLayout:
-        """The layout for the envs of a segment's."""
-        spaces_of_one = layout.observation_space, layout.action_space
-        return cls(*spaces_of_one, layout.num_envs, depth, bool(newest), bool(zeros))
+    def for_segment(cls, layout: Layout, depth: int, last_only: int, zeros: int) -> LogLayout:
+        """The layout for the envs of a segment's layout."""
+        env_spaces = layout.observation_space, layout.action_space
+        shape = () if layout.reward_space is None else layout.reward_space.shape
+        return cls(*env_spaces, layout.num_envs, depth, bool(last_only), bool(zeros), shape)
 
     @cached_property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return nbytes_of(self.arrays)
+        return total_nbytes(self.arrays)
 
     @cached_property
     def row_nbytes(self) -> int:
         """Bytes of a record."""
-        return sum(array.row_nbytes for array in self.places)
+        return sum(array.row_nbytes for array in self.array_places)
 
     @cached_property
-    def places(self) -> list[Array]:
+    def array_places(self) -> list[ArrayPlace]:
         """Where the arrays lie, in order."""
-        found: list[Array] = []
+        array_places: list[ArrayPlace] = []
 
         def array(offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
-            found.append(Array(offset, shape, np.dtype(dtype), self.depth * self.num_envs))
-            return found[-1]
+            num_rows = self.depth * self.num_envs
+            array_places.append(ArrayPlace(offset, shape, np.dtype(dtype), num_rows))
+            return array_places[-1]
 
-        self.arrays(placing(array))
-        return found
+        self.arrays(sequential_placer(array))
+        return array_places
 
     def arrays(self, place: Place) -> tuple[Any, ...]:
         """Places counts (committed, written), interrupted, kinds, rewards, observations, actions.
@@ -89,21 +93,22 @@ class LogLayout:
             (place((n,), np.int64), place((n,), np.int64)),
             place((n,), np.uint8),
             place((rows,), np.uint8),
-            place((rows,), np.float64),
+            place((rows, *self.reward_shape), np.float64),
             self._observations(rows, place),
             create_empty_array(self.action_space, rows, place),
         )
 
     def _observations(self, rows: int, place: Place) -> Any:
         space = self.observation_space
-        if not self.newest:
+        if not self.last_frame_only:
             return create_empty_array(space, rows, place)
         assert space.shape is not None  # a stack is a Box
         return place((rows, *space.shape[1:]), np.dtype(space.dtype))
 
-    def log(self, memory: Any, kind: Callable[..., AnyLog]) -> AnyLog:
+    def make_log(self, memory: Any, kind: Callable[..., AnyLog]) -> AnyLog:
         """A log over memory of ``nbytes``."""
-        counts, interrupted, kinds, rewards, observations, actions = self.arrays(placing_in(memory))
+        arrays = self.arrays(memory_placer(memory))
+        counts, interrupted, kinds, rewards, observations, actions = arrays
         return kind(
             memory,
             counts,
@@ -112,20 +117,20 @@ class LogLayout:
             rewards,
             (observations, actions),
             (_codec(self.observation_space, observations), _codec(self.action_space, actions)),
-            self.newest,
-            self.zeros,
+            self.last_frame_only,
+            self.zero_padded,
         )
 
 
 @dataclass(frozen=True)
-class Array:
+class ArrayPlace:
     """Where an array of a log lies.
 
     Attributes:
         offset: Its first byte.
         shape: Its shape.
         dtype: Its dtype.
-        num_rows: Number of rows of the log; an array of as many fills with it.
+        num_rows: Number of rows of the log; an array of so many rows fills with the log.
     """
 
     offset: int
@@ -140,38 +145,38 @@ class Array:
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of a row; 0: it has none, and is there at once."""
+        """Bytes of a row; 0: the array does not fill with the log, and is reserved at once."""
         return self.nbytes // self.num_rows if self.shape[0] == self.num_rows else 0
 
 
 def open_log(layout: Layout, memory: Any, *sizes: int) -> ReplayLog:
     """A worker's log over memory, given the layout of the segment and the log's sizes."""
-    return LogLayout.of(layout, *sizes).log(memory, ReplayLog)
+    return LogLayout.for_segment(layout, *sizes).make_log(memory, ReplayLog)
 
 
-class Piecewise:
+class PiecewiseReservation:
     """The reservation of a log's memory, in large pieces, as it fills."""
 
     def __init__(self, descriptor: int, layout: LogLayout, folder: str | None) -> None:
-        """Sizes the file of the descriptor, and reserves what is there at once.
+        """Sizes the file of the descriptor, and reserves the arrays that do not fill with the log.
 
         Args:
-            descriptor: Of memory, or of a file in a folder. `close` closes it, or a failure here.
+            descriptor: Memory, or a file in a folder. ``close`` closes it, or a failure here does.
             layout: The layout.
-            folder: The folder.
+            folder: The folder; None: the log lies in memory.
 
         Raises:
-            OSError: There will not be enough memory, or room on the disk, for all of it.
+            OSError: There is not enough memory, or room on the disk, for the whole log.
         """
-        self._closes = weakref.finalize(self, os.close, descriptor)  # once, however often called
+        self._finalizer = weakref.finalize(self, os.close, descriptor)  # closes it only once
         self._descriptor, self._layout, self._folder = descriptor, layout, folder
-        self._positions = 0  # up to which rows are reserved
+        self._reserved_positions = 0  # rows of these positions of each env are reserved
         try:
             self._check(layout.nbytes)
             os.ftruncate(descriptor, layout.nbytes)
-            if folder is None:  # a process that reads pages which were cut off is killed
+            if folder is None:  # a process is killed if it reads pages that were cut off
                 seal_size(descriptor)
-            for array in layout.places:
+            for array in layout.array_places:
                 if not array.row_nbytes:
                     self._reserve(array.offset, array.nbytes)
         except BaseException:
@@ -179,31 +184,31 @@ class Piecewise:
             raise
 
     def reserve(self, position: int) -> int:
-        """Reserves rows up to a position and some more; returns the position reached.
+        """Reserves rows up to a position, and some more; returns the position that is reached.
 
         Raises:
             OSError: There is not enough memory.
         """
         layout = self._layout
-        more = max(1, _PIECE // max(1, layout.row_nbytes * layout.num_envs))
-        until = min(layout.depth, max(position, self._positions + more))
-        rows = layout.num_envs * (until - self._positions)
-        if rows == 0:  # they were reserved for what was loaded
-            return until
+        piece = max(1, _PIECE_BYTES // max(1, layout.row_nbytes * layout.num_envs))
+        end = min(layout.depth, max(position, self._reserved_positions + piece))
+        rows = layout.num_envs * (end - self._reserved_positions)
+        if rows == 0:  # they were reserved for a saved log
+            return end
         self._check(rows * layout.row_nbytes)
-        first = layout.num_envs * self._positions
-        for array in layout.places:
+        first = layout.num_envs * self._reserved_positions
+        for array in layout.array_places:
             self._reserve(array.offset + first * array.row_nbytes, rows * array.row_nbytes)
-        self._positions = until
-        return until
+        self._reserved_positions = end
+        return end
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """Offset and bytes of what is reserved of each array."""
-        rows = self._layout.num_envs * self._positions
+        """Offset and number of the bytes that are reserved of each array."""
+        rows = self._layout.num_envs * self._reserved_positions
         return [
             (array.offset, rows * array.row_nbytes if array.row_nbytes else array.nbytes)
-            for array in self._layout.places
+            for array in self._layout.array_places
         ]
 
     @property
@@ -212,7 +217,7 @@ class Piecewise:
         return sum(nbytes for _, nbytes in self.ranges)
 
     def _reserve(self, offset: int, nbytes: int) -> None:
-        if nbytes == 0:  # an array of empty shape, or none of rows
+        if nbytes == 0:  # the array is empty
             return
         try:
             os.posix_fallocate(self._descriptor, offset, nbytes)
@@ -229,8 +234,8 @@ class Piecewise:
         if self._folder is None:
             return free_memory()
         status = os.statvfs(self._folder)
-        has = os.fstat(self._descriptor).st_blocks * 512
-        return status.f_bavail * status.f_frsize + has
+        own_bytes = os.fstat(self._descriptor).st_blocks * 512
+        return status.f_bavail * status.f_frsize + own_bytes
 
     def _no_room(self, nbytes: int) -> OSError:
         layout = self._layout
@@ -245,10 +250,10 @@ class Piecewise:
 
     def close(self) -> None:
         """Closes the descriptor and gives up its lock; the memory stays while it is mapped."""
-        if self._folder is not None and self._closes.alive:
-            with contextlib.suppress(OSError):  # the mapping would hold it as long as it is there
+        if self._folder is not None and self._finalizer.alive:
+            with contextlib.suppress(OSError):  # otherwise the mapping would hold the lock
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        self._closes()
+        self._finalizer()
 
 
 def _codec(space: gym.Space[Any], arrays: Any) -> Codec:

@@ -4,7 +4,7 @@ A worker has a *depot*, memory that it shares with the parent. With a request th
 depot to the worker, unless unread results lie in it. The worker writes the large parts of each
 result there as soon as the env returns it, and the parent copies them before it notes the answer. A
 result that does not fit the depot travels through the channel like any message.
-csrc/model/channel.pml models the lending.
+csrc/model/channel.pml models this.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from shmvec._pickling import dumps as dumps_by_value
 
 __all__ = ["Depot", "Parcel"]
 
-_LARGE = 1 << 14  # bytes; smaller parts cost less in the message itself
-_MOST = 1 << 26  # bytes of a depot, which never shrinks: envs' images fit, larger results need not
-_LEAST = 1 << 20
+_LARGE_BYTES = 1 << 14  # smaller parts cost less in the message itself
+_MAX_BYTES = 1 << 26  # of a depot, which never shrinks; the images of a worker's envs fit
+_MIN_BYTES = 1 << 20  # of a depot
 
-# The second pickles by value what the first cannot import. Bound here, because an env may patch the
-# modules.
-_PICKLES = dumps, dumps_by_value
+# The second pickles by value what the first cannot import. They are bound here because an env may
+# patch the modules.
+_PICKLERS = dumps, dumps_by_value
 
 Span = tuple[int, int]  # offset in the depot, and number of bytes
 
@@ -43,7 +43,7 @@ Span = tuple[int, int]  # offset in the depot, and number of bytes
 class Parcel:
     """A pickled result and its out-of-band buffers; a span stands for a buffer in the depot.
 
-    What is unpickled from the depot has a checksum: stray writes of an env's may have changed it.
+    A pickle in the depot has a checksum, because stray writes of an env may have changed it.
     """
 
     pickled: bytes | Span
@@ -64,17 +64,17 @@ class Depot:
 
     @classmethod
     def create(cls) -> Depot:
-        """Makes the memory, which starts empty and grows with use."""
+        """Makes the memory, which is empty at first and grows with use."""
         try:
             descriptor = memory_file()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
-            # A sandbox forbids it.
+            # A sandbox may forbid memfds.
             with tempfile.TemporaryFile() as file:
                 return cls(os.dup(file.fileno()))
         with suppress(OSError):
-            # Sealed, because a process that reads pages which were cut off is killed.
+            # It is sealed because a process is killed if it reads pages that were cut off.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return cls(descriptor)
 
@@ -96,29 +96,29 @@ class Depot:
     # ---- the worker's side -------------------------------------------------------------------
 
     def lend(self, lent: bool) -> None:
-        """Begins a request, with the whole depot to write to if ``lent``, else with none of it."""
-        self._used = 0 if lent else _MOST
+        """Begins a request, whose results may use the whole depot if it is lent."""
+        self._used = 0 if lent else _MAX_BYTES
 
     def pack(self, result: Any) -> Parcel:
         """Packs a result as it is now; raises if it cannot be pickled."""
         begin = self._used
         spans: list[Any] = []
 
-        def keep(buffer: PickleBuffer) -> bool:
+        def put_buffer(buffer: PickleBuffer) -> bool:
             """Puts a buffer into the depot; returns True if it must stay in the pickle."""
             span = self._put(buffer.raw())
             if span is not None:
                 spans.append(span)
             return span is None
 
-        for pickle in _PICKLES:
+        for pickle in _PICKLERS:
             try:
-                pickled = pickle(result, protocol=5, buffer_callback=keep)
+                pickled = pickle(result, protocol=5, buffer_callback=put_buffer)
                 break
             except BaseException as error:
                 self._used = begin
                 spans.clear()
-                if pickle is _PICKLES[-1] or not isinstance(error, Exception):
+                if pickle is _PICKLERS[-1] or not isinstance(error, Exception):
                     raise
         span = self._put(memoryview(pickled))
         if span is None:
@@ -126,22 +126,23 @@ class Depot:
         return Parcel(span, spans, adler32(pickled))
 
     def _put(self, content: memoryview) -> Span | None:
-        """Writes large content to the depot; returns None if it is small or does not fit."""
+        """Writes content to the depot; returns None if it is small or does not fit."""
         begin, nbytes = self._used, content.nbytes
-        if nbytes < _LARGE or begin + nbytes > _MOST or not self._reach(begin + nbytes):
+        end = begin + nbytes
+        if nbytes < _LARGE_BYTES or end > _MAX_BYTES or not self._ensure_size(end):
             return None
-        self._memory[begin : begin + nbytes] = content
+        self._memory[begin:end] = content
         self._used = begin + nbytes
         return begin, nbytes
 
-    def _reach(self, end: int) -> bool:
-        """Maps the depot up to ``end``, and enlarges it if necessary; False: there is no memory."""
+    def _ensure_size(self, end: int) -> bool:
+        """Maps the depot up to ``end``, and enlarges it if necessary; False if memory is short."""
         if end > len(self._memory):
             size = os.fstat(self.descriptor).st_size
             try:
                 if size < end:
-                    size = min(_MOST, max(_LEAST, 2 * len(self._memory), end))
-                    # Reserved, because a write for which there is no page would be fatal.
+                    size = min(_MAX_BYTES, max(_MIN_BYTES, 2 * len(self._memory), end))
+                    # It is reserved because a write for which there is no page would be fatal.
                     os.posix_fallocate(self.descriptor, 0, size)
                 self._memory = memoryview(mmap.mmap(self.descriptor, size))
             except OSError:  # no memory, or no free descriptor, which a mapping needs
@@ -153,22 +154,22 @@ class Depot:
     def collect(self, parcels: Sequence[Parcel | None]) -> list[Parcel | None]:
         """Copies the parcels of a message out of the depot, whose memory is free afterwards.
 
-        Copies are made in the memory of earlier results that have no other reference: new memory
-        comes from the system page by page, which takes longer than the copy.
+        Copies go to the memory of earlier results that nobody refers to any more. New memory comes
+        from the system page by page, which takes longer than the copy.
 
         Raises:
             ValueError: A span lies outside the depot.
             RuntimeError: A pickle there was damaged.
         """
-        held: list[bytearray] = []
+        user_blocks: list[bytearray] = []
         used: list[bytearray] = []
 
         def copied(span: Span) -> bytearray:
-            content = self._at(span)
+            content = self._view(span)
             while self._blocks:
-                block, references = _oldest(self._blocks)
-                if references > _ONLY_HERE:
-                    held.append(block)
+                block, references = _pop_oldest(self._blocks)
+                if references > _UNUSED_REFERENCES:
+                    user_blocks.append(block)
                 elif len(block) == content.nbytes:
                     memoryview(block)[:] = content
                     break
@@ -182,30 +183,30 @@ class Depot:
             if parcel is not None:
                 pickled = parcel.pickled
                 if not isinstance(pickled, bytes):
-                    pickled = bytes(self._at(pickled))
+                    pickled = bytes(self._view(pickled))
                     if adler32(pickled) != parcel.checksum:
-                        raise RuntimeError("the segment is damaged: a large result is another one")
+                        raise RuntimeError("the segment is damaged: a large result was overwritten")
                 parcel = Parcel(pickled, [copied(span) for span in parcel.buffers])
             collected.append(parcel)
-        if used:  # two of each, because the caller holds the last results until it has the next
-            self._blocks = deque([*held, *self._blocks, *used][-2 * len(used) :])
+        if used:  # two of each, because the caller keeps the last results until it has the next
+            self._blocks = deque([*user_blocks, *self._blocks, *used][-2 * len(used) :])
         return collected
 
-    def _at(self, span: Span) -> memoryview:
+    def _view(self, span: Span) -> memoryview:
         """The content of a span."""
         begin, nbytes = span
         end = begin + nbytes
         if end > len(self._memory):
-            self._memory = memoryview(mmap.mmap(self.descriptor, 0))  # all of it
+            self._memory = memoryview(mmap.mmap(self.descriptor, 0))  # 0: the whole depot
         if not 0 <= begin <= end <= len(self._memory):
             raise ValueError(f"there are no {nbytes} bytes at {begin} of the memory for results")
         return self._memory[begin:end]
 
 
-def _oldest(blocks: deque[bytearray]) -> tuple[bytearray, int]:
+def _pop_oldest(blocks: deque[bytearray]) -> tuple[bytearray, int]:
     """Removes and returns the oldest block, and the number of references to it."""
     block = blocks.popleft()
     return block, getrefcount(block)
 
 
-_ONLY_HERE = _oldest(deque([bytearray()]))[1]  # references to a block that no user has
+_UNUSED_REFERENCES = _pop_oldest(deque([bytearray()]))[1]  # references to a block that no user has

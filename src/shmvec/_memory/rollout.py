@@ -1,6 +1,6 @@
 """Rollouts: consecutive steps of all envs in shared memory, written there by the workers.
 
-Two rollouts alternate in one block of memory, so that one can be learned from while the other
+Two rollouts alternate in one block of memory, so that a program can learn from one while the other
 fills.
 """
 
@@ -21,16 +21,16 @@ from gymnasium.vector.utils import create_empty_array
 
 from shmvec._arguments import checked_count
 from shmvec._core import Lease, MappedMemory, Results
-from shmvec._memory.layout import Layout, Place, nbytes_of, placing_in
+from shmvec._memory.layout import Layout, Place, memory_placer, total_nbytes
 from shmvec._memory.segment import reserve_memory
-from shmvec.spaces import mapped
+from shmvec.spaces import ARRAY_SPACES, mapped
 
 if TYPE_CHECKING:
     from shmvec.exchange import Exchange
 
 __all__ = ["Rollout", "Rollouts", "check_arrays", "store"]
 
-_FRAMES_MOST = (1 << 24) - 64  # a request has 24 bits for the frame; 64 are left for the segment
+_MAX_FRAMES = (1 << 24) - 64  # a request has 24 bits for the frame; 64 are left for the segment
 
 
 class Rollout:
@@ -44,6 +44,7 @@ class Rollout:
         length: Number of steps.
         observations: ``(length + 1, num_envs, ...)``, nested as the observation space is.
         rewards: float64 ``(length + 1, num_envs)``. ``actions[t]`` has earned ``rewards[t + 1]``.
+            With a ``reward_space`` of shape ``(k,)`` there is an axis more.
         terminations: bool ``(length + 1, num_envs)``.
         truncations: bool ``(length + 1, num_envs)``. In autoreset mode NEXT_STEP, an env that has
             ended at ``t`` is reset by the next step, which ignores ``actions[t]``.
@@ -73,9 +74,9 @@ class Rollout:
         self._exchange, self._gather = exchange, gather
         self._results, self._first, self._lease = results, first, lease
 
-    def _check_goes_on(self, first: int, last: int) -> None:
+    def _check_continues(self, first: int, last: int) -> None:
         """Raises RuntimeError unless the last results are at an index of ``first`` to ``last``."""
-        if not self._exchange.frames.in_rollout_frames(
+        if not self._exchange.frames.is_in_rollout_frames(
             self._results, self._first + first, self._first + last
         ):
             raise RuntimeError(
@@ -96,7 +97,7 @@ class Rollout:
             RuntimeError: As :meth:`step`.
             Exception: As ``Exchange.ask``.
         """
-        self._check_goes_on(0, self.length)
+        self._check_continues(0, self.length)
         frame = self._first + index + 1
         self._exchange.ask(envs, actions, frame=frame, together=True)
         store(self._exchange.single_action_space, self.actions, (index, part), actions)
@@ -132,7 +133,7 @@ class Rollout:
             )
         if self.released:
             raise RuntimeError("this rollout was released: begin another one with rollout()")
-        self._check_goes_on(self.steps, self.steps)
+        self._check_continues(self.steps, self.steps)
 
         def work() -> None:
             store(self._exchange.single_action_space, self.actions, self.steps, actions)
@@ -190,7 +191,7 @@ class Rollouts:
         self._exchange, self._gather = exchange, gather
         self._layout = exchange.layout
         self._action_space = exchange.single_action_space
-        self._made: tuple[int, bool] | None = None
+        self._memory_options: tuple[int, bool] | None = None
         self._part = 1
 
     def begin(self, length: Any, pin: bool) -> Rollout:
@@ -210,14 +211,14 @@ class Rollouts:
                 "a rollout needs envs that are reset when their episodes end: use AutoresetMode "
                 "NEXT_STEP or SAME_STEP"
             )
-        untouched = ~self._exchange.moves().any(axis=0)
-        if untouched.any():
+        never_reset = ~self._exchange.moves().any(axis=0)
+        if never_reset.any():
             raise RuntimeError(
-                f"env {untouched.argmax()} was never reset, and a rollout begins with what envs "
+                f"env {never_reset.argmax()} was never reset, and a rollout begins with what envs "
                 "have returned last: call reset() first"
             )
-        if self._made != (length, pin):
-            self._make(length, pin)
+        if self._memory_options != (length, pin):
+            self._reserve(length, pin)
         frames = self._exchange.frames
         results = frames.rollouts
         assert results is not None
@@ -228,33 +229,33 @@ class Rollouts:
         frames.start_rollout(first)
         offset = self._layout.results_nbytes(2 * (length + 1))
         offset += self._part * self._actions_nbytes(length)
-        actions = self._actions(length, placing_in(lease, offset))
+        actions = self._actions(length, memory_placer(lease, offset))
         return Rollout(self._exchange, self._gather, results, first, length, lease, actions)
 
     def _free_part(self, results: Results, count: int) -> int:
-        """The part of the memory that is free; the one not used last time, if both are."""
+        """The free part of the memory; if both are free, the one not used last time."""
         parts = 1 - self._part, self._part
         for generation in (None, 0, 1, 2):
-            if generation is not None:  # only a cycle, mostly a young one, may keep the arrays
+            if generation is not None:  # cycles, mostly young ones, may keep the arrays alive
                 gc.collect(generation)
             for part in parts:
-                if not results.leased(part * count, count):
+                if not results.is_leased(part * count, count):
                     return part
         raise BufferError(
             "two rollouts are still in use: before a third, delete the arrays and tensors of the "
             "older one (copy what you keep), or call its release()"
         )
 
-    def _make(self, length: int, pin: bool) -> None:
+    def _reserve(self, length: int, pin: bool) -> None:
         """Reserves memory for two rollouts and hands it to the workers."""
         num_frames = 2 * (length + 1)
-        if num_frames > _FRAMES_MOST:
+        if num_frames > _MAX_FRAMES:
             raise ValueError(
-                f"length must be at most {_FRAMES_MOST // 2 - 1:,}, got {length:,}: take several "
+                f"length must be at most {_MAX_FRAMES // 2 - 1:,}, got {length:,}: take several "
                 "rollouts"
             )
-        # Cleared first: an interruption may leave workers with other memory than the parent.
-        self._made = None
+        # Cleared first, as an interruption may leave workers with other memory than the parent.
+        self._memory_options = None
         self._exchange.frames.set_rollouts(None)
         nbytes = self._layout.results_nbytes(num_frames) + 2 * self._actions_nbytes(length)
         descriptor = reserve_memory(nbytes)
@@ -266,8 +267,8 @@ class Rollouts:
             self._exchange.share("rollout", (nbytes, num_frames), descriptor)
         finally:
             os.close(descriptor)
-        self._exchange.frames.set_rollouts(self._layout.results_in(memory, num_frames))
-        self._made = length, pin
+        self._exchange.frames.set_rollouts(self._layout.map_results(memory, num_frames))
+        self._memory_options = length, pin
         self._part = 1
 
     def _actions(self, length: int, place: Place) -> Any:
@@ -279,11 +280,11 @@ class Rollouts:
         return create_empty_array(self._action_space, self._layout.num_envs, stacked)
 
     def _actions_nbytes(self, length: int) -> int:
-        return nbytes_of(lambda place: self._actions(length, place))
+        return total_nbytes(lambda place: self._actions(length, place))
 
 
 def check_arrays(layout: Layout, what: str) -> None:
-    """Raises TypeError unless what envs are given and return are arrays in shared memory."""
+    """Raises TypeError unless actions are arrays and observations are arrays in shared memory."""
     _check_space(layout.observation_space, "observation", what)
     _check_space(layout.action_space, "action", what)
     if layout.observation_messages:
@@ -295,10 +296,8 @@ def _check_space(space: gym.Space[Any], name: str, what: str) -> None:
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         for part in parts:
             _check_space(part, name, what)
-    elif not isinstance(
-        space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    ):
-        raise TypeError(f"{what} is of arrays only: the {name} space holds {space}")
+    elif not isinstance(space, ARRAY_SPACES):
+        raise TypeError(f"{what} takes only arrays, and the {name} space holds {space}")
 
 
 def store(space: gym.Space[Any], arrays: Any, index: Any, values: Any) -> None:
@@ -321,11 +320,11 @@ def _page_lock(memory: npt.NDArray[np.uint8]) -> None:
     except ImportError:
         raise RuntimeError("pin=True page-locks memory by torch, which is not installed") from None
     if not torch.cuda.is_available():
-        raise RuntimeError("pin=True page-locks memory for CUDA, and torch finds none here")
+        raise RuntimeError("pin=True page-locks memory for CUDA, which torch does not find here")
     cudart = torch.cuda.cudart()
     address = memory.ctypes.data
     error = int(cudart.cudaHostRegister(address, memory.nbytes, 0))
     if error != 0:
         raise RuntimeError(f"CUDA could not page-lock {memory.nbytes:,} bytes: error {error}")
     finalizer = weakref.finalize(memory, cudart.cudaHostUnregister, address)
-    finalizer.atexit = False  # at exit, CUDA may be gone
+    finalizer.atexit = False  # CUDA may have ended before the program's exit

@@ -1,8 +1,8 @@
 """Reserves shared memory, all of its pages at once, without a name.
 
-A segment is a block of ``multiprocessing.shared_memory`` whose name is removed at once; where that
+A segment is a block of ``multiprocessing.shared_memory`` whose name is removed at once. If that
 fails, or would take too much of /dev/shm, it is a sealed memfd. Memory for rollouts and traces is a
-memfd, or a block where the system has no memfds. Processes get descriptors, so nothing can stay
+memfd, or a block if the system has no memfds. Processes get descriptors, so nothing can stay
 behind, whichever process crashes when.
 """
 
@@ -22,28 +22,28 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from secrets import token_hex
 
-from shmvec._core import reserve_pages
-from shmvec._cores import MEMBERSHIP, ROOT, own_cgroups
+from shmvec._core import Descriptor, reserve_pages
+from shmvec._cores import CGROUP_FILE, CGROUP_ROOT, own_cgroups
 
 __all__ = [
-    "SEGMENT",
-    "Kept",
+    "SEGMENT_NAME",
+    "SharedDescriptors",
     "free_memory",
     "free_shm",
     "memory_file",
     "reserve_memory",
     "reserve_segment",
     "seal_size",
-    "shared_memory_of",
+    "open_shared_memory",
 ]
 
-SEGMENT = "shmvec-segment"  # the name of segments in /proc
+SEGMENT_NAME = "shmvec-segment"  # the name of segments in /proc
 
-_OTHER = "shmvec"
-_SHM = "/dev/shm"
+_MEMORY_NAME = "shmvec"
+_SHM_FOLDER = "/dev/shm"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # The files of a cgroup's limit and of its use, of v2 and v1.
-_LIMITS = (
+_CGROUP_FILES = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
@@ -51,10 +51,10 @@ _LIMITS = (
 
 def reserve_segment(nbytes: int) -> int:
     """Reserves the memory of a segment; see :func:`reserve_memory`."""
-    total, free = _size_of_shm()
+    total, free = _shm_size()
     leaves_half = free - nbytes >= total // 2
-    makers = partial(_memfd, SEGMENT), partial(_block, SEGMENT, nbytes)
-    return _reserved(nbytes, makers[::-1] if leaves_half else makers)
+    makers = partial(_make_memfd, SEGMENT_NAME), partial(_make_block, SEGMENT_NAME, nbytes)
+    return _reserve(nbytes, makers[::-1] if leaves_half else makers)
 
 
 def reserve_memory(nbytes: int) -> int:
@@ -69,26 +69,27 @@ def reserve_memory(nbytes: int) -> int:
     Raises:
         OSError: There is not that much memory; the message has the numbers.
     """
-    return _reserved(nbytes, (partial(_memfd, _OTHER), partial(_block, _OTHER, nbytes)))
+    make_block = partial(_make_block, _MEMORY_NAME, nbytes)
+    return _reserve(nbytes, (partial(_make_memfd, _MEMORY_NAME), make_block))
 
 
-def memory_file(name: str = _OTHER) -> int:
+def memory_file(name: str = _MEMORY_NAME) -> int:
     """A descriptor of shared memory without any pages yet, whose size can be set."""
-    return _memfd(name)
+    return _make_memfd(name)
 
 
 def seal_size(descriptor: int) -> None:
-    """Seals memory against a change of its size, unless it is a block, which takes no seals."""
+    """Seals memory against a change of its size; does nothing to a block, which takes no seals."""
     with contextlib.suppress(PermissionError):
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
 
 
-def shared_memory_of(pid: int, descriptor: int, name: re.Pattern[str]) -> int:
-    """Opens shared memory that another process has open, for reading alone.
+def open_shared_memory(pid: int, descriptor: int, name: re.Pattern[str]) -> int:
+    """Opens shared memory of another process, only for reading.
 
-    A process can give any file the name, in a mount namespace of its own, and this one may be
-    root's: so nothing but memory is opened, since opening a device does something, and nothing is
-    ever written.
+    In a mount namespace of its own a process can give the name to any file, and this process may be
+    root's. So only memory is opened, since opening a device may have effects, and nothing is ever
+    written.
 
     Args:
         pid: The process.
@@ -98,26 +99,26 @@ def shared_memory_of(pid: int, descriptor: int, name: re.Pattern[str]) -> int:
     Raises:
         OSError: It is gone, may not be read, or is something else.
     """
-    found = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_PATH | os.O_CLOEXEC)
+    handle = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_PATH | os.O_CLOEXEC)
     try:
-        path = f"/proc/self/fd/{found}"
-        if name.fullmatch(os.readlink(path)) and stat.S_ISREG(os.fstat(found).st_mode):
+        path = f"/proc/self/fd/{handle}"
+        if name.fullmatch(os.readlink(path)) and stat.S_ISREG(os.fstat(handle).st_mode):
             memory = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 fcntl.fcntl(memory, fcntl.F_GET_SEALS)
                 return memory
-            except OSError:  # a file on a disk
+            except OSError:  # it is a file on a disk
                 os.close(memory)
     finally:
-        os.close(found)
+        os.close(handle)
     raise OSError(errno.EINVAL, "it is not shared memory of shmvec's")
 
 
-def _reserved(nbytes: int, makers: Sequence[Callable[[], int]]) -> int:
-    """Reserves memory by the first way that works."""
-    # Checked first: beyond a cgroup's limit the kernel does not refuse memory, but kills.
+def _reserve(nbytes: int, makers: Sequence[Callable[[], int]]) -> int:
+    """Reserves memory by the first maker that works."""
+    # This is checked first because beyond a cgroup's limit the kernel refuses no memory, but kills.
     if free_memory() < nbytes:
-        raise _no_room(nbytes)
+        raise _no_room_error(nbytes)
     reason: OSError | None = None
     for make in makers:
         try:
@@ -136,20 +137,20 @@ def _reserved(nbytes: int, makers: Sequence[Callable[[], int]]) -> int:
             reason = error
         else:
             return descriptor
-    raise _no_room(nbytes) from reason
+    raise _no_room_error(nbytes) from reason
 
 
-def _memfd(name: str) -> int:
+def _make_memfd(name: str) -> int:
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.fchmod(descriptor, 0o600)
     return descriptor
 
 
-def _block(name: str, nbytes: int) -> int:
+def _make_block(name: str, nbytes: int) -> int:
     """A block of multiprocessing.shared_memory without a name.
 
-    A process that is killed before the name is gone leaves an empty file, without memory. Nobody
-    removes it later: other files of such names would be somebody's.
+    A process that is killed before it removes the name leaves an empty file. Nobody removes that
+    later, because other files of such names may belong to somebody.
     """
     if free_shm() < nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -160,50 +161,46 @@ def _block(name: str, nbytes: int) -> int:
             with contextlib.closing(block):
                 return os.dup(block._fd)  # type: ignore[attr-defined]
         # Before Python 3.13 SharedMemory would start a process, the resource tracker, to remove a
-        # name that is gone by then. So the same is done here without it.
+        # name that no longer exists by then. This does the same without it.
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR
         descriptor: int = _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
         return descriptor
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{_SHM}/{name}")
+            os.unlink(f"{_SHM_FOLDER}/{name}")
 
 
-class Kept:
-    """Memory that was sent to workers, kept for workers that are started later."""
+class SharedDescriptors:
+    """What was shared with the workers, for workers that are started later."""
 
     def __init__(self) -> None:
-        """Begins with no memory."""
-        self._by_name: dict[str, tuple[tuple[int, ...], int]] = {}
+        """Begins empty."""
+        self._by_name: dict[str, tuple[tuple[int, ...], Descriptor]] = {}
 
     def put(self, name: str, size: tuple[int, ...], descriptor: int) -> None:
-        """Keeps memory under a name, in place of any before; copies the descriptor."""
-        copy = os.dup(descriptor)
-        self.drop(name)
-        self._by_name[name] = size, copy
+        """Keeps a copy of a descriptor under a name, in place of any earlier one."""
+        self._by_name[name] = size, Descriptor(os.dup, descriptor)
 
     def drop(self, name: str) -> None:
-        """Discards the memory of a name."""
-        if name in self._by_name:
-            os.close(self._by_name.pop(name)[1])
+        """Discards the descriptor of a name."""
+        self._by_name.pop(name, None)
 
     def clear(self) -> None:
-        """Discards all memory."""
-        for name in list(self._by_name):
-            self.drop(name)
+        """Discards all descriptors."""
+        self._by_name.clear()
 
     @property
     def sizes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Name and size of each memory; a size is its bytes, then the sizes of its content."""
+        """The name and size of each; a size is its bytes, then the sizes of its content."""
         return tuple((name, size) for name, (size, _) in self._by_name.items())
 
     @property
     def descriptors(self) -> list[int]:
         """The descriptors, in the same order."""
-        return [descriptor for _, descriptor in self._by_name.values()]
+        return [descriptor.number for _, descriptor in self._by_name.values()]
 
 
-def _no_room(nbytes: int) -> OSError:
+def _no_room_error(nbytes: int) -> OSError:
     return OSError(
         errno.ENOSPC,
         f"shmvec needs {nbytes:,} bytes of shared memory; there are {free_memory():,} bytes "
@@ -215,38 +212,38 @@ def _no_room(nbytes: int) -> OSError:
 
 def free_shm() -> int:
     """Bytes free in /dev/shm."""
-    return _size_of_shm()[1]
+    return _shm_size()[1]
 
 
-def _size_of_shm() -> tuple[int, int]:
+def _shm_size() -> tuple[int, int]:
     """The bytes of /dev/shm, and how many of them are free."""
-    if not os.path.ismount(_SHM):  # a folder on a disk, or none
+    if not os.path.ismount(_SHM_FOLDER):  # a folder on a disk, or none
         return 0, 0
-    status = os.statvfs(_SHM)
+    status = os.statvfs(_SHM_FOLDER)
     return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 
-def free_memory(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
+def free_memory(root: Path = CGROUP_ROOT, membership: Path = CGROUP_FILE) -> int:
     """Bytes that this process can still use: the machine's, or fewer by a cgroup's limit."""
-    rooms = []
+    free = []
     with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
-                rooms.append(int(line.split()[1]) * 1024)
+                free.append(int(line.split()[1]) * 1024)
     for folder in own_cgroups("memory", root, membership):
-        for limit, used in _LIMITS:
+        for limit, used in _CGROUP_FILES:
             with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-                room = int((folder / limit).read_text("utf-8")) - int(
+                unused = int((folder / limit).read_text("utf-8")) - int(
                     (folder / used).read_text("utf-8")
                 )
-                rooms.append(max(0, room + _file_cache(folder)))
-    return min(rooms, default=sys.maxsize)
+                free.append(max(0, unused + _file_cache_bytes(folder)))
+    return min(free, default=sys.maxsize)
 
 
-def _file_cache(folder: Path) -> int:
-    """Bytes of a cgroup that cache files: they count as used, but are freed when needed.
+def _file_cache_bytes(folder: Path) -> int:
+    """Bytes of a cgroup that cache files; they count as used, but are freed when needed.
 
-    A job that has read much data has filled its limit with them.
+    A job that has read much data fills its limit with them.
     """
     with contextlib.suppress(OSError, ValueError):
         numbers = dict(

@@ -28,22 +28,21 @@ from shmvec._memory.segment import reserve_segment
 from shmvec._options import Settings
 from shmvec._processes.control import Attachment, Report
 from shmvec._processes.host import EnvFn
-from shmvec._processes.inline import InlineWorker, Workers, WorkersAndCaller
 from shmvec._processes.launcher import Launcher
 from shmvec._processes.supervisor import Supervisor
 from shmvec.faults import Failure, raise_failures
+from shmvec.spaces import refuse_reward_space
 
-__all__ = ["Agreement", "Assembly", "agree", "agreed_spaces", "assemble", "workers_for"]
+__all__ = ["Agreement", "Assembly", "agree", "agree_on_spaces", "assemble", "make_supervisor"]
 
 
 _INFO_BYTES_PER_ENV = 4096
-_INFO_BYTES_LEAST = 65536
-_TEXT_RING_MOST = 1 << 24  # to which the length of texts enlarges a ring
-_MESSAGE_RING_MOST = 1 << 28  # larger messages go through the channel
-# The bytes of a batch's observations, less texts, from which on there are blocks; limits to blocks.
-_BLOCK_BYTES_LEAST = 1 << 16
-_BLOCKS_BYTES_MOST = 1 << 26
-_BLOCKS_MOST = 4
+_MIN_INFO_BYTES = 65536
+_MAX_TEXT_RING_BYTES = 1 << 24  # to which the length of texts enlarges a ring
+_MAX_MESSAGE_RING_BYTES = 1 << 28  # larger messages go through the channel
+_MIN_BLOCK_BYTES = 1 << 16  # of a batch's observations without texts; smaller ones have no blocks
+_MAX_BLOCKS_BYTES = 1 << 26  # of all blocks
+_MAX_BLOCKS = 4
 
 
 @dataclass
@@ -74,29 +73,37 @@ class Assembly:
     ledger: Ledger
 
 
-def workers_for(env_fns: Sequence[EnvFn], settings: Settings, name: str) -> Workers:
-    """The workers that step the envs: processes, not started yet, or this process."""
+def make_supervisor(env_fns: Sequence[EnvFn], settings: Settings, name: str) -> Supervisor:
+    """The supervisor of the workers that step the envs, before their start."""
     if settings.num_workers == 0:
-        return InlineWorker(env_fns)
+        return Supervisor(None, [range(len(env_fns))], settings.hang_warning_s, env_fns)
     ranges = split_evenly(len(env_fns), settings.num_workers, settings.pin_workers)
     launcher = Launcher(env_fns, ranges, settings, name)
-    if settings.caller_steps:
-        own = [env_fns[env] for env in ranges[-1]]
-        return WorkersAndCaller(launcher, ranges, settings.hang_warning_s, own)
-    return Supervisor(launcher, ranges, settings.hang_warning_s)
+    own = [env_fns[env] for env in ranges[-1]] if settings.caller_steps else None
+    return Supervisor(launcher, ranges, settings.hang_warning_s, own)
 
 
-def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> Agreement:
-    """Waits for the workers' reports, and derives from them what holds for all.
+def agree(
+    workers: Supervisor, settings: Settings, name: str, num_buffers: int, vector_rewards: bool
+) -> Agreement:
+    """Waits for the workers' reports, and derives what all envs share.
+
+    Args:
+        workers: The workers, which were started.
+        settings: The options.
+        name: The name of the vector env's class, for messages.
+        num_buffers: Frames of results for batches that are views; 0: all are copies.
+        vector_rewards: Whether rewards may have more than one number.
 
     Raises:
-        Exception: An env_fn has raised it; or the spaces do not fit together.
+        Exception: An env_fn has raised it; or the spaces are not compatible.
+        TypeError: Rewards have more than one number, and may not.
     """
-    reports = workers.reports()
+    reports = workers.collect_reports()
     raise_failures([report for report in reports if isinstance(report, Failure)])
     built = [report for report in reports if isinstance(report, Report)]
     shared = settings.shared_memory
-    spaces = agreed_spaces(name, workers.ranges, built, settings.observation_mode, shared)
+    spaces = agree_on_spaces(name, workers.ranges, built, settings.observation_mode, shared)
     layout = Layout(
         spaces[0],
         spaces[2],
@@ -104,29 +111,58 @@ def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> 
         not shared or not has_fixed_size(spaces[0]),
         not shared or not has_fixed_size(spaces[2]),
         settings.autoreset.in_step,
+        reward_space=_agree_on_reward_space(_spaces_by_env(workers.ranges, built, "reward_space")),
     )
+    if not vector_rewards:
+        refuse_reward_space(layout.reward_space, name)
     leasing = num_buffers > 0 and not (settings.copy or layout.observation_messages)
-    # Where faults are handled, an env whose results are lost returns its previous ones.
+    # If faults are handled, an env whose results are lost returns its previous ones.
     num_frames = (num_buffers if leasing else 1) + int(not settings.faults.raises)
     layout = replace(layout, num_frames=num_frames)
-    # Texts are copied wherever they lie.
+    # Texts are copied also out of blocks, so they do not count.
     if (
         settings.copy
         and not layout.observation_messages
-        and layout.arrays_nbytes >= _BLOCK_BYTES_LEAST
+        and layout.arrays_nbytes >= _MIN_BLOCK_BYTES
     ):
         layout = replace(layout, num_blocks=_num_blocks(layout.block_nbytes))
     return Agreement(spaces, dict(built[0].metadata), built[0].render_mode, layout, leasing)
 
 
+def _spaces_by_env(ranges: Sequence[range], reports: Sequence[Report], which: str) -> list[Any]:
+    """The space of this name of each env."""
+    spaces: list[Any] = []
+    for envs, report in zip(ranges, reports, strict=True):
+        spaces += [getattr(report, which)] * len(envs)
+        for env, name, space in report.differing_spaces:
+            if name == which:
+                spaces[env] = space
+    return spaces
+
+
+def _agree_on_reward_space(spaces: Sequence[gym.spaces.Box | None]) -> gym.spaces.Box | None:
+    """The space of the rewards of each env, which may differ in their bounds."""
+    first = spaces[0]
+    for env, space in enumerate(spaces):
+        if getattr(first, "shape", None) != getattr(space, "shape", None) or (
+            getattr(first, "dtype", None) != getattr(space, "dtype", None)
+        ):
+            raise RuntimeError(
+                "Some environments have a reward space of another shape or dtype than "
+                f"`{first}`. In order to batch rewards, those of all environments must be alike. "
+                f"The reward space of env {env} is {space}."
+            )
+    return first
+
+
 def _num_blocks(nbytes: int) -> int:
-    """The number of blocks of ``nbytes``: none, or several: one is written while one is used."""
-    affordable = min(_BLOCKS_MOST, _BLOCKS_BYTES_MOST // nbytes)
+    """The number of blocks of ``nbytes``: 0, or 2 and more, as one is written while one is used."""
+    affordable = min(_MAX_BLOCKS, _MAX_BLOCKS_BYTES // nbytes)
     return affordable if affordable >= 2 else 0
 
 
 def assemble(
-    workers: Workers,
+    workers: Supervisor,
     settings: Settings,
     agreement: Agreement,
     guard: Guard,
@@ -142,13 +178,13 @@ def assemble(
     """
     autoreset = settings.autoreset
     try:
-        sizes, descriptor, memory = _reserve(workers, settings, agreement.layout)
+        sizes, descriptor, memory = _map_segment(workers, settings, agreement.layout)
     except OSError:
         if agreement.layout.num_blocks == 0:
             raise
-        # Without room, the segment does without blocks, which are optional.
+        # If memory is short, the segment has no blocks.
         agreement.layout = replace(agreement.layout, num_blocks=0)
-        sizes, descriptor, memory = _reserve(workers, settings, agreement.layout)
+        sizes, descriptor, memory = _map_segment(workers, settings, agreement.layout)
     layout = agreement.layout
     mends = not settings.faults.raises
     try:
@@ -183,26 +219,26 @@ def assemble(
 
 
 def _has_wrappers() -> bool:
-    """Whether the compiled wrappers are installed, of which the engine knows no more."""
+    """Whether the compiled wrappers are installed; the engine works without them."""
     return find_spec("shmvec._wrappers") is not None
 
 
-def _reserve(
-    workers: Workers, settings: Settings, layout: Layout
+def _map_segment(
+    workers: Supervisor, settings: Settings, layout: Layout
 ) -> tuple[tuple[int, int, int, int, int, int], int, MappedMemory]:
     """Reserves a segment; returns its sizes, its descriptor and its mapping."""
-    most_envs = max(len(envs) for envs in workers.ranges)
-    info_bytes = most_envs * (_INFO_BYTES_PER_ENV + 2 * layout.observation_message_bytes)
-    # Where spaces have texts infos have, too: as long, and of two bytes a character or one, mostly.
-    with_texts = info_bytes + most_envs * 2 * layout.longest_text
-    info_bytes = max(info_bytes, min(with_texts, _TEXT_RING_MOST))
-    action_bytes = most_envs * 2 * layout.action_message_bytes
+    max_envs = max(len(envs) for envs in workers.ranges)
+    info_bytes = max_envs * (_INFO_BYTES_PER_ENV + 2 * layout.observation_message_bytes)
+    # If spaces have texts, infos probably have texts as long, of one or two bytes a character.
+    with_texts = info_bytes + max_envs * 2 * layout.longest_text
+    info_bytes = max(info_bytes, min(with_texts, _MAX_TEXT_RING_BYTES))
+    action_bytes = max_envs * 2 * layout.action_message_bytes
     sizes = (
         len(workers.ranges),
         settings.num_envs,
-        2 * most_envs + 2,
-        min(max(info_bytes, _INFO_BYTES_LEAST), _MESSAGE_RING_MOST),
-        min(action_bytes, _MESSAGE_RING_MOST),
+        3 * max_envs + 2,  # each env's request, what was set for its resets, and traces
+        min(max(info_bytes, _MIN_INFO_BYTES), _MAX_MESSAGE_RING_BYTES),
+        min(action_bytes, _MAX_MESSAGE_RING_BYTES),
         layout.nbytes,
     )
     nbytes = segment_bytes(*sizes)
@@ -217,7 +253,7 @@ def _reserve(
 Space = gym.Space[Any]
 
 
-def agreed_spaces(
+def agree_on_spaces(
     name: str,
     ranges: Sequence[range],
     reports: Sequence[Report],
@@ -241,14 +277,8 @@ def agreed_spaces(
         ValueError: The observation space cannot lie in shared memory.
     """
     first = reports[0]
-    observation_spaces: list[Any] = []
-    action_spaces: list[Any] = []
-    for envs, report in zip(ranges, reports, strict=True):
-        observation_spaces += [report.observation_space] * len(envs)
-        action_spaces += [report.action_space] * len(envs)
-        for env, which, space in report.unequal:
-            (observation_spaces if which == "observation_space" else action_spaces)[env] = space
-
+    observation_spaces = _spaces_by_env(ranges, reports, "observation_space")
+    action_spaces = _spaces_by_env(ranges, reports, "action_space")
     num_envs = len(observation_spaces)
     if isinstance(mode, tuple):
         batched, single = mode

@@ -10,83 +10,84 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from shmvec._pickling import EMPTY, Copies
-from shmvec._processes.control import Late
-from shmvec._processes.inline import Workers
+from shmvec._pickling import EMPTY_DICT, CopySource
+from shmvec._processes.control import LateParts
+from shmvec._processes.supervisor import Supervisor
 
-__all__ = ["Unreadable", "copies_of_each", "packed_command", "read_late"]
+__all__ = ["UnreadableError", "prepare_copies", "pack_command", "read_late"]
 
-_UNCHANGING = (type(None), bool, int, float, str, bytes)
+_IMMUTABLE_TYPES = (type(None), bool, int, float, str, bytes)
 
 
-def copies_of_each(workers: Workers, values: Sequence[Any] | None) -> list[Any] | None:
-    """Values for envs as what each takes a copy of its own from, before anything changes them.
+def prepare_copies(workers: Supervisor, values: Sequence[Any] | None) -> list[Any] | None:
+    """Prepares values, of which each env takes its own copy, before anything changes them.
 
     Without worker processes, envs share what cannot be pickled.
     """
     if values is None:
         return None
-    made: dict[int, Any] = {}  # one value may be for many envs
+    prepared: dict[int, Any] = {}  # one value may be for many envs
     for value in values:
-        if id(value) not in made:
-            made[id(value)] = value if type(value) in _UNCHANGING else _copies_of(workers, value)
-    return [made[id(value)] for value in values]
+        if id(value) not in prepared:
+            is_immutable = type(value) in _IMMUTABLE_TYPES
+            prepared[id(value)] = value if is_immutable else _prepare_copy(workers, value)
+    return [prepared[id(value)] for value in values]
 
 
-def _copies_of(workers: Workers, value: Any) -> Any:
+def _prepare_copy(workers: Supervisor, value: Any) -> Any:
     if type(value) is dict and not value:
-        return EMPTY
+        return EMPTY_DICT
     try:
-        return Copies(value)
+        return CopySource(value)
     except Exception:
         if workers.processes:
             raise
         return value
 
 
-def packed_command(
-    workers: Workers,
+def pack_command(
+    workers: Supervisor,
     envs: Sequence[int],
     name: str,
     payload: Any,
-    is_out: Callable[[int], bool],
+    is_in_flight: Callable[[int], bool],
 ) -> dict[int, Any]:
-    """Messages, by worker, that carry out a command on envs.
+    """Packs a command on envs into messages, by worker.
 
     Args:
         workers: All workers of the vector env.
         envs: The envs that the command is for.
         name: "call" or "set_attr".
         payload: For "call": (name, args, kwargs). For "set_attr": (name, {env: value}).
-        is_out: Whether an env is in flight.
+        is_in_flight: Whether an env is in flight.
     """
-    named = set(envs)
+    envs_of_call = set(envs)
     packed = {}
     if name == "call":
         attribute, *arguments = payload
-        arguments = [_copies_of(workers, arguments)] if any(arguments) else [None]
+        arguments = [_prepare_copy(workers, arguments)] if any(arguments) else [None]
     else:
         attribute, values = payload
-        values = dict(zip(values, copies_of_each(workers, values.values()) or (), strict=True))
-    for index, owned in enumerate(workers.ranges):
-        mine = named.intersection(owned)
-        if not mine:
+        values = dict(zip(values, prepare_copies(workers, values.values()) or (), strict=True))
+    for index, worker_envs in enumerate(workers.ranges):
+        chosen = envs_of_call.intersection(worker_envs)
+        if not chosen:
             continue
         if name == "call":
-            chose_all = len(mine) == len(owned)
-            lent = chose_all or not any(map(is_out, owned))
-            message = (attribute, *arguments, None if chose_all else frozenset(mine), lent)
+            has_all = len(chosen) == len(worker_envs)
+            uses_depot = has_all or not any(map(is_in_flight, worker_envs))
+            message = (attribute, *arguments, None if has_all else frozenset(chosen), uses_depot)
         else:
-            message = attribute, {env: values[env] for env in mine if env in values}
+            message = attribute, {env: values[env] for env in chosen if env in values}
         packed[index] = workers.pack((name, message))
     return packed
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     """A message is not what a worker sends."""
 
 
-def read_late(workers: Workers, index: int, content: Any) -> Late:
+def read_late(workers: Supervisor, index: int, content: Any) -> LateParts:
     """Reads a late message, and copies the parts of it that lie in the worker's depot.
 
     Args:
@@ -95,32 +96,31 @@ def read_late(workers: Workers, index: int, content: Any) -> Late:
         content: The packed message.
 
     Returns:
-        Its messages, unpacked; its failures, with those of unpacking; and its results, which the
-        caller opens.
+        Its messages; its failures; and its results, which the caller opens.
 
     Raises:
-        Unreadable: The message makes no sense.
+        UnreadableError: The message makes no sense.
         OSError: This process has no room for it; the caller may retry.
         MemoryError: Likewise.
     """
-    late, error = _tried(partial(workers.unpack, content))
+    late, error = _try_twice(partial(workers.unpack, content))
     results = None
     if error is None and late.results is not None:
-        results, error = _tried(partial(workers.collect, index, late.results))
+        results, error = _try_twice(partial(workers.collect, index, late.results))
     if isinstance(error, (OSError, MemoryError)):
         raise error
     if error is not None:
-        raise Unreadable(repr(error))
+        raise UnreadableError(repr(error))
     # A message that is not packed is the env's own object, and must be copied.
     messages = [
         (kind, env, deepcopy(message) if isinstance(message, dict) else message)
         for kind, env, message in late.messages
     ]
-    return Late(messages, late.failures, results)
+    return LateParts(messages, late.failures, results)
 
 
-def _tried(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """The result, or the exception raised; an exception of a signal's handler passes through."""
+def _try_twice(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Returns the result, or the exception if it comes twice; else a signal's handler raised it."""
     try:
         return read(), None
     except Exception as error:

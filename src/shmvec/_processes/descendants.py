@@ -1,7 +1,7 @@
 """Ends the processes that a worker's envs have started, together with the worker (csrc/family.h).
 
-The worker marks itself, and every process that it starts inherits the mark. The parent knows the
-mark, too, and ends the family of a worker that has ended without doing so itself.
+The worker marks itself, and every process that it starts inherits the mark. The parent also knows
+the mark, and ends the family of a worker that has ended without doing that itself.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from shmvec._core import mark_process, signal_marked
 
 __all__ = ["end_families", "end_own_family", "lead_family", "new_mark"]
 
-_PATIENCE_S = 1.0  # for killed processes to end; one that hangs in the kernel does not
-_LONGEST_PAUSE_S = 0.02
-_WALL = 0x40000000  # __WALL, children of every kind, which `os` does not have
-# Bound here, because an env may patch the modules.
+_SIGKILL_TIMEOUT_S = 1.0  # for killed processes to end; one that hangs in the kernel does not
+_MAX_PAUSE_S = 0.02
+_WAIT_ALL_CHILDREN = 0x40000000  # __WALL: children of every kind. The module os lacks it.
+# These are bound here because an env may patch the modules.
 _waitid, _getsignal = os.waitid, signal.getsignal
 
 
@@ -34,7 +34,7 @@ def new_mark() -> int:
 def lead_family(mark: int) -> None:
     """Marks this process, a worker, and the processes that it starts from now on.
 
-    Where that is impossible, these processes are known by their process group alone.
+    Where that is impossible, only their process group identifies these processes.
     """
     with contextlib.suppress(OSError):
         mark_process(mark)
@@ -52,30 +52,30 @@ def end_families(marks: Sequence[int], patience_s: float, spared: int = 0) -> No
     number, pause = int(signal.SIGTERM), 0.001
     while signal_marked(marks, number, spared):
         elapsed = monotonic() - begin
-        if elapsed > patience_s + _PATIENCE_S:
+        if elapsed > patience_s + _SIGKILL_TIMEOUT_S:
             return  # some process hangs in the kernel
         number = signal.SIGKILL if elapsed > patience_s else 0
         sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
+        pause = min(2 * pause, _MAX_PAUSE_S)
 
 
 def end_own_family(mark: int, patience_s: float) -> None:
     """Ends the processes that this worker has started, before the worker ends."""
-    if _has_started_nothing():
+    if _had_no_children():
         return
-    # Pools and the like end first, as multiprocessing would do it at exit: once their processes are
+    # multiprocessing's pools and the like are ended first, as at exit: after their processes were
     # killed, they would wait for them.
     util._run_finalizers(0)  # type: ignore[attr-defined]
-    # The resource tracker is spared: it removes leftovers once this process has ended.
+    # The resource tracker is spared, because it removes leftovers once this process has ended.
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
     end_families([mark], patience_s, spared=tracker or 0)
 
 
-def _has_started_nothing() -> bool:
-    """Whether there is no child of this process, nor ever was one that was waited for."""
-    if _getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # then children leave no trace
+def _had_no_children() -> bool:
+    """Whether this process has no child, and has never waited for one."""
+    if _getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # ended children then leave no trace
         return False
     with contextlib.suppress(ChildProcessError):
-        _waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
+        _waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WAIT_ALL_CHILDREN)
         return False
     return getrusage(RUSAGE_CHILDREN).ru_maxrss == 0

@@ -1,4 +1,4 @@
-"""Envs of a worker whose ``step`` or ``reset`` is a coroutine function: tasks of one event loop."""
+"""Runs a worker's envs whose ``step`` or ``reset`` is a coroutine function, in one event loop."""
 
 from __future__ import annotations
 
@@ -10,146 +10,147 @@ from time import monotonic_ns
 from typing import Any
 
 from shmvec._core import end_forks
-from shmvec._processes.overlap import Alarm, Executor, Outcome, Result, Work
+from shmvec._processes.overlap import Alarm, Outcome, OverlappingExecutor, Result, Work
 from shmvec.faults import EnvTimeoutError
 
-__all__ = ["EnvCoroutines"]
+__all__ = ["EnvCoroutines", "try_await", "cancel_and_wait"]
 
-_GRACE_S = 0.01  # for tasks that are late because another one has not given up the loop
-_PATIENCE_S = 1.0  # for tasks to heed that they are cancelled
+_INTERRUPT_DELAY_S = 0.01  # for tasks that are only late because another one has held the loop
+_CANCEL_TIMEOUT_S = 1.0  # for cancelled tasks to end
 
 
-class EnvCoroutines(Executor):
+class EnvCoroutines(OverlappingExecutor):
     """One event loop, in the worker's main thread."""
 
-    def __init__(self, most: int | None, num_envs: int) -> None:
-        """Makes the event loop; the arguments are those of an Executor."""
-        super().__init__(most, num_envs)
-        self._events = asyncio.new_event_loop()
-        self._tasks: dict[Work, asyncio.Task[None]] = {}
-        self._overdue: dict[Work, EnvTimeoutError] = {}
-        self._rung = asyncio.Event()
-        self._broken: BaseException | None = None
-        self._serves = False
+    awaits = True
 
-    def run_all(self, calls: Mapping[int, Callable[[], Any]]) -> dict[int, Result]:
-        """Makes calls, and waits for all that they return and that can be awaited, at once."""
-        tasks = {lane: self._events.create_task(_awaited(call)) for lane, call in calls.items()}
-        ended: BaseException | None = None
+    def __init__(self, overlap: int | str) -> None:
+        """Makes the event loop; ``overlap`` is that of ``OverlappingExecutor``."""
+        super().__init__(overlap)
+        self._event_loop = asyncio.new_event_loop()
+        self._tasks: dict[Work, asyncio.Task[None]] = {}
+        self._timeouts: dict[Work, EnvTimeoutError] = {}
+        self._wake_event = asyncio.Event()
+        self._error: BaseException | None = None
+        self._is_serving = False
+
+    def run_all(
+        self, calls: Mapping[int, Callable[[], Any]], timeout_after_error: float | None = None
+    ) -> dict[int, Result]:
+        """Makes calls, and waits at once for all that they return and that can be awaited."""
+        tasks = {i: self._event_loop.create_task(try_await(call)) for i, call in calls.items()}
+        late: set[asyncio.Task[Result]] = set()
+        loop_error: BaseException | None = None
         if tasks:
             try:
-                self._events.run_until_complete(asyncio.wait(tasks.values()))
+                wait = _wait_for_tasks(set(tasks.values()), timeout_after_error)
+                late = self._event_loop.run_until_complete(wait)
             except BaseException as error:  # an env has stopped the loop, or cancelled all tasks
-                ended = error
+                loop_error = error
         return {
-            lane: task.result() if task.done() and not task.cancelled() else (None, ended)
-            for lane, task in tasks.items()
+            i: task.result() if task.done() and not task.cancelled() else (None, loop_error)
+            for i, task in tasks.items()
+            if task not in late
         }
 
     def launch(self, work: Work) -> None:
-        """Makes a task of work."""
-        self._tasks[work] = self._events.create_task(self._task(work))
+        """Makes a task of the call."""
+        self._tasks[work] = self._event_loop.create_task(self._run_work(work))
 
-    async def _task(self, work: Work) -> None:
-        value, error = await _awaited(work.function)
-        end_forks()
+    async def _run_work(self, work: Work) -> None:
+        value, error = await try_await(work.function)
         del self._tasks[work]
-        error = self._overdue.pop(work, error)
-        self._take(work, (value, error, (work.began, monotonic_ns())))
+        error = self._timeouts.pop(work, error)
+        self._finish_work(work, (value, error, (work.start_ns, monotonic_ns())))
 
-    def deliver(self, work: Work, outcome: Outcome) -> None:
-        """Has ``ended`` called soon."""
-        self._events.call_soon(self._take, work, outcome)
-
-    def _take(self, work: Work, outcome: Outcome) -> None:
-        if not self._serves:  # this worker is about to end
+    def _finish_work(self, work: Work, outcome: Outcome) -> None:
+        if not self._is_serving:  # the worker is about to end
             return
         try:
-            self.ended(work, outcome)
-        except BaseException as error:  # not an env's: the worker cannot go on
-            self._broken = error
-        if self._broken is not None or self.loop.in_progress == 0:
-            self._rung.set()
-
-    def abandon(self, work: Work) -> None:
-        """Cancels work."""
-        if work in self._tasks:
-            self._events.call_soon(self._tasks[work].cancel)  # not before its first step
+            self.finish_work(work, outcome)
+        except BaseException as error:  # no env has raised this, so the worker cannot go on
+            self._error = error
+        if self._error is not None or self.loop.num_busy == 0:
+            self._wake_event.set()
 
     def interrupt(self, limits: tuple[float | None, float | None]) -> None:
-        """Cancels what takes longer than its limit; a signal's handler may call it."""
-        # Later: what has only waited for its turn is done by then.
-        later = partial(self._events.call_later, _GRACE_S, self._cancel, *limits)
-        self._events.call_soon_threadsafe(later)
+        """Cancels calls that take longer than their limit; a signal's handler may call this."""
+        # This is done later, because tasks that have only waited for their turn are done by then.
+        later = partial(self._event_loop.call_later, _INTERRUPT_DELAY_S, self._cancel, *limits)
+        self._event_loop.call_soon_threadsafe(later)
 
     def _cancel(self, step_limit: float | None, reset_limit: float | None) -> None:
         limits = {"step": step_limit, "reset": reset_limit}
         now = monotonic_ns()
-        for running in list(self._tasks):
-            limit = limits.get(running.what)
-            if limit is None or now - running.began <= 1e9 * limit:
-                continue
-            # A reset may wait for one that is made ahead.
-            waiting = [work for work in (running, *running.copy.queue) if work.i >= 0][:1]
-            for work in waiting:
-                error = EnvTimeoutError(self._first_env + work.i, running.what, limit)
-                self.abandon(running)
-                if work is running:
-                    self._overdue[work] = error
-                else:
-                    running.copy.queue.remove(work)
-                    self.deliver(work, (None, error, (running.began, now)))
+        for work, task in self._tasks.items():
+            limit = limits.get(work.operation)
+            if limit is not None and now - work.start_ns > 1e9 * limit:
+                env = self._first_env + work.i
+                self._timeouts[work] = EnvTimeoutError(env, work.operation, limit)
+                self._event_loop.call_soon(task.cancel)  # so the task has begun before
 
     def serve(self, alarm: Alarm) -> None:
-        """Serves requests until one to close, or until the parent is gone."""
-        self._events.add_reader(alarm.fileno(), self._rung.set)
-        self._serves = True
+        """Serves requests until one asks to close, or until the parent is gone."""
+        self._event_loop.add_reader(alarm.fileno(), self._wake_event.set)
+        self._is_serving = True
         try:
-            self._events.run_until_complete(self._serve(alarm))
-        finally:  # before the descriptor is closed, whose number a socket of an env may get
-            self._serves = False
-            self._events.remove_reader(alarm.fileno())
-            self._events.run_until_complete(_cancelled(set(self._tasks.values())))
+            self._event_loop.run_until_complete(self._serve(alarm))
+        finally:  # the descriptor is closed later, and a socket of an env may get its number
+            self._is_serving = False
+            self._event_loop.remove_reader(alarm.fileno())
+            self._event_loop.run_until_complete(cancel_and_wait(set(self._tasks.values())))
 
     async def _serve(self, alarm: Alarm) -> None:
-        loop, rung, is_open = self.loop, self._rung, True
-        while is_open or loop.in_progress:
+        loop, rung, is_open = self.loop, self._wake_event, True
+        while is_open or loop.num_busy:
             is_open = is_open and loop.serve_pending()
             try:
-                if loop.sleep() and (is_open or loop.in_progress):
+                if loop.announce_sleep() and (is_open or loop.num_busy):
                     await rung.wait()
             finally:
-                loop.awake()
+                loop.end_sleep()
             rung.clear()
             alarm.silence()
-            if self._broken is not None:
-                raise self._broken
+            if self._error is not None:
+                raise self._error
             if not alarm.parent_alive():
                 return
-        for copies in self._copies:  # resets that are made ahead
-            for copy in copies:
-                copy.queue.clear()
-        await _cancelled(set(self._tasks.values()))
 
     def end(self) -> None:
         """Closes the event loop, once the envs are closed."""
-        self._events.run_until_complete(_cancelled(asyncio.all_tasks(self._events)))
-        self._events.run_until_complete(self._events.shutdown_asyncgens())
-        self._events.close()
+        self._event_loop.run_until_complete(cancel_and_wait(asyncio.all_tasks(self._event_loop)))
+        self._event_loop.run_until_complete(self._event_loop.shutdown_asyncgens())
+        self._event_loop.close()
 
 
-async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
-    """Cancels tasks, and waits for a moment for them to end."""
+async def cancel_and_wait(tasks: set[asyncio.Task[Any]]) -> None:
+    """Cancels tasks, and waits a moment for them to end."""
     for task in tasks:
         task.cancel()
     if tasks:
-        await asyncio.wait(tasks, timeout=_PATIENCE_S)
+        await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
 
 
-async def _awaited(call: Callable[[], Any]) -> Result:
+async def _wait_for_tasks(
+    tasks: set[asyncio.Task[Result]], timeout_after_error: float | None
+) -> set[asyncio.Task[Result]]:
+    """Waits for tasks; cancels and returns those that take too long after one has raised."""
+    has_raised, pending = timeout_after_error is None, tasks
+    while pending and not has_raised:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        has_raised = any(task.result()[1] is not None for task in done)
+    if pending:
+        _, pending = await asyncio.wait(pending, timeout=timeout_after_error)
+        await cancel_and_wait(pending)
+    return pending
+
+
+async def try_await(call: Callable[[], Any]) -> Result:
     """Makes a call, and waits for what it returns if that can be awaited."""
     try:
         value = call()
         return await value if inspect.isawaitable(value) else value, None
     except BaseException as error:
         return None, error
+    finally:
+        end_forks()

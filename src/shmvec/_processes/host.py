@@ -1,37 +1,37 @@
 """Builds and closes the envs of one worker, and carries out commands on them.
 
-Worker processes use this module, and so does the calling process for ``num_workers=0``; only the
-``mailbox`` differs.
+Worker processes use this module, and so does the caller's process for its own envs, with another
+``mailbox``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from typing import Any, Protocol
 
 import gymnasium as gym
 
-from shmvec._core import MappedMemory, Recorder, Segment, WorkerLoop, end_forks
-from shmvec._hints import of_action, of_env_fn, of_reset, of_thread
-from shmvec._memory.layout import Layout, misfit
-from shmvec._pickling import copied_from
-from shmvec._processes.control import Attachment, Late, Report
+from shmvec._core import Descriptor, MappedMemory, Recorder, Segment, WorkerLoop, end_forks
+from shmvec._hints import action_hint, env_fn_hint, reset_hint, reward_hint, thread_hint
+from shmvec._memory.layout import Layout, misfit_error
+from shmvec._pickling import new_copy
+from shmvec._processes.control import Attachment, LateParts, Report, ResetSettings
 from shmvec._processes.overlap import (
-    Alarm,
     EnvThreads,
     Executor,
     Overlap,
     Result,
-    called,
-    copies_of,
     is_asynchronous,
-    refuse_records,
+    try_call,
 )
 from shmvec.faults import EnvTimeoutError, Failure, add_note
+from shmvec.spaces import reward_space_of
 
 __all__ = ["Call", "EnvFn", "EnvHost", "HostedEnv", "Mailbox"]
 
@@ -39,6 +39,8 @@ __all__ = ["Call", "EnvFn", "EnvHost", "HostedEnv", "Mailbox"]
 EnvFn = Callable[[], gym.Env[Any, Any]]
 
 _SPACES = ("observation_space", "action_space")
+_NEEDS_WORKER_HINT = "it needs a worker process (num_workers=1 or more, without caller_steps)"
+BUILD_TIMEOUT_S = 10.0  # for envs that are being built, once another one could not be
 
 
 class Mailbox(Protocol):
@@ -50,8 +52,8 @@ class Mailbox(Protocol):
     def unpack(self, packed: Any) -> Any:
         """Returns the message that was packed."""
 
-    def packer(self, lent: bool) -> Callable[[Any], Any]:
-        """A function that packs the results of a request; ``lent``: into the depot, if it can."""
+    def packer(self, uses_depot: bool) -> Callable[[Any], Any]:
+        """A function that packs the results of a request, into the depot if that may be used."""
 
     def send(self, sequence: int, packed: Any) -> None:
         """Sends a message of a request."""
@@ -67,20 +69,18 @@ class Call:
     Attributes:
         name: What the caller called, for messages.
         run: A function of an env and its index.
-        lent: Whether the depot is lent for the results.
-        chosen: The envs, by index; None: all.
-        for_copies: Whether it is for all copies of an env: see ``spare_envs``.
+        uses_depot: Whether the results may be written to the depot.
+        envs: The envs, by index; None: all.
     """
 
     name: str
     run: Callable[[Any, int], Any]
-    lent: bool = False
-    chosen: Container[int] | None = None
-    for_copies: bool = False
+    uses_depot: bool = False
+    envs: Container[int] | None = None
 
-    def is_for(self, index: int) -> bool:
-        """Whether an env carries it out."""
-        return self.chosen is None or index in self.chosen
+    def includes(self, index: int) -> bool:
+        """Whether the env of this index carries it out."""
+        return self.envs is None or index in self.envs
 
 
 class EnvHost:
@@ -95,7 +95,7 @@ class EnvHost:
         spare_envs: int = 0,
         *,
         in_caller: bool = False,
-        limit: Callable[[], object] = lambda: None,
+        limit_libraries: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepares a host for the envs ``first_env`` and up.
 
@@ -106,236 +106,243 @@ class EnvHost:
             overlap: The option of this name.
             spare_envs: Likewise.
             in_caller: Whether this is the caller's process.
-            limit: Limits the threads of libraries; called in each thread of an env.
+            limit_libraries: Limits the threads of libraries; called in each thread of an env.
         """
-        self._limit = limit
-        self._overlap, self._num_copies, self._in_caller = overlap, 1 + spare_envs, in_caller
-        self._executor: Executor | None = None  # where envs live; None: in the calling thread
-        self._copies: list[gym.Env[Any, Any]] = []  # those of each env, one after the other
+        self._overlap, self._num_copies = overlap, 1 + spare_envs
+        self._in_caller, self._limit_libraries = in_caller, limit_libraries
         self.index = index
         self.first_env = first_env
         self.mailbox = mailbox
-        self.envs: list[gym.Env[Any, Any]] = []
+        self.envs: list[Any] = []  # during the build: copies of the first env, of the second, …
+        self._first_copies: list[Any] = []  # one of each env, for hints
+        self.executor = Executor()
+        self._awaits = False  # whether an env has coroutine functions
         self._loop: WorkerLoop | None = None
         self._layout: Layout | None = None
 
     def build(
         self, env_fns: Sequence[EnvFn], first_built: Callable[[], None] = lambda: None
     ) -> Report | Failure:
-        """Builds the envs. After a failure those that were built are closed again.
+        """Builds the envs: the first one alone, then as many at once as may be busy at once.
+
+        If one cannot be built, those that were built are closed again.
 
         Args:
             env_fns: The functions that make the envs.
             first_built: Called once the first env is built.
         """
-        seen: dict[int, tuple[int, Any]] = {}
-        at_once = self._overlap not in (None, 1) or self._num_copies > 1
-        # Coroutines live in the main thread. Of a function that makes an env that is known later.
-        if at_once and not any(is_asynchronous(getattr(each, "func", each)) for each in env_fns):
-            self._executor = EnvThreads(self._most(1), len(env_fns), self._limit)
-        index = self.first_env
-        try:
-            for lane in range(len(env_fns) * self._num_copies):
-                index = self.first_env + lane // self._num_copies
-                env_fn = env_fns[lane // self._num_copies]
-                env = self._there(lane, partial(self._made, env_fn, lane))
-                end_forks()
-                wrong = _what_is_wrong(env)
-                if wrong:
-                    raise TypeError(f"env_fns[{index}]() returned a {wrong}")
-                self._copies.append(env)
-                if self._in_caller and is_asynchronous(env):
-                    raise TypeError(
-                        f"env_fns[{index}]() returned a {type(env).__name__} whose step or reset "
-                        "is a coroutine function: it needs a worker process (num_workers=1 or "
-                        "more, without caller_steps)"
-                    )
-                itself = _unwrapped(env)
-                if id(itself) in seen:
-                    first_index = seen[id(itself)][0]
-                    raise ValueError(
-                        f"env_fns[{first_index}] and env_fns[{index}] returned the same env: the "
-                        "same instance, instead of different objects, which would be stepped "
-                        "twice. Make an env in each function: write `lambda: gym.make(...)`, not "
-                        "`lambda: env`. (With num_workers=num_envs each has a process, and so a "
-                        "copy, of its own.)"
-                    )
-                seen[id(itself)] = index, itself
-                if self._num_copies > 1:
-                    refuse_records(index, env)
-                if lane % self._num_copies == 0:
-                    self.envs.append(env)
-                if lane == 0:
-                    first_built()
-        except BaseException as error:
-            end_forks()
-            failure = self._failure(index, "make", error)
-            self.close()
-            return failure
-        first = self.envs[0]
+        fns = [env_fn for env_fn in env_fns for _ in range(self._num_copies)]
+        self._awaits = not self._in_caller and any(map(is_asynchronous, fns))
+        self.executor = self._new_executor(len(fns), in_threads=self._num_copies > 1)
+        self.envs = [None] * len(fns)
+        built_envs: dict[int, tuple[int, Any]] = {}
+        begin, end = 0, 1
+        while begin < len(fns):
+            failure = self._make_envs(dict(enumerate(fns[begin:end], begin)), built_envs)
+            if failure is not None:
+                self.close()
+                return failure
+            if begin == 0:
+                first_built()
+            begin, end = end, end + self.executor.build_concurrency
+        first, spaces = self.envs[0], [_spaces_by_name(copy) for copy in self.envs]
+        self._first_copies = self.envs[:: self._num_copies]
+        if self._num_copies > 1:
+            self._wrap_copies()
         return Report(
-            first.observation_space,
-            first.action_space,
-            dict(getattr(first, "metadata", None) or {}),
-            getattr(first, "render_mode", None),
-            [
-                (self.first_env + lane // self._num_copies, which, getattr(env, which))
-                for lane, env in enumerate(self._copies)
-                for which in ("observation_space", "action_space")
-                if getattr(env, which) != getattr(first, which)
+            **spaces[0],
+            metadata=dict(getattr(first, "metadata", None) or {}),
+            render_mode=getattr(first, "render_mode", None),
+            differing_spaces=[
+                (self._env_index(place), which, space)
+                for place, described in enumerate(spaces)
+                for which, space in described.items()
+                if space != spaces[0][which]
             ],
         )
 
-    def _most(self, default: int) -> int | None:
-        """How many envs may be busy at once; None: that is learned."""
-        if self._overlap is None:
-            return default
-        return self._overlap if isinstance(self._overlap, int) else None
+    def _env_index(self, place: int) -> int:
+        """Index of the env of which a copy is at this place among the worker's."""
+        return self.first_env + place // self._num_copies
 
-    def _there(self, lane: int, call: Callable[[], Any]) -> Any:
-        """Makes a call where a copy of an env lives."""
-        return call() if self._executor is None else self._executor.run(lane, call)
+    def _new_executor(self, num_envs: int, in_threads: bool = False) -> Executor:
+        if self._awaits:
+            from shmvec._processes.event_loop import EnvCoroutines  # only these need asyncio
 
-    def _made(self, env_fn: EnvFn, lane: int) -> gym.Env[Any, Any]:
-        """Calls an env_fn; returns its env."""
-        try:
-            return env_fn()
-        except Exception as error:
-            index = self.first_env + lane // self._num_copies
-            if lane % self._num_copies:
-                note = (
-                    f"This is another copy of env {index}, which was built before: if a process "
-                    "can hold only one, leave spare_envs out."
+            return EnvCoroutines(self._overlap or num_envs)
+        if in_threads or self._overlap not in (None, 1):
+            return EnvThreads(self._overlap or 1, num_envs, self._limit_libraries)
+        return Executor(interrupts=self._num_copies == 1)
+
+    def _make_envs(
+        self, env_fns: Mapping[int, EnvFn], built_envs: dict[int, tuple[int, Any]]
+    ) -> Failure | None:
+        """Calls functions that make envs.
+
+        Args:
+            env_fns: The functions, by the places of the envs.
+            built_envs: The index and the innermost env of each that was built, by the latter's id.
+        """
+        results = self.executor.run_all(env_fns, BUILD_TIMEOUT_S)
+        for place, (env, _) in results.items():
+            self.envs[place] = env
+        for place, (env, error) in results.items():
+            if error is None:
+                error = try_call(partial(self._check_env, place, env, built_envs))[1]
+            elif isinstance(error, Exception):
+                self._add_hints(place, env_fns[place], error)
+            if error is not None:
+                return self._failure(self._env_index(place), "make", error)
+        if self._awaits and not self.executor.awaits:
+            self.executor.end()
+            self.executor = self._new_executor(len(self.envs))
+        return None
+
+    def _check_env(self, place: int, env: Any, built_envs: dict[int, tuple[int, Any]]) -> None:
+        """Raises an error for an object that is no env, or that was returned before."""
+        index = self._env_index(place)
+        defect = _find_defect(env, self._in_caller)
+        if defect:
+            raise TypeError(f"env_fns[{index}]() returned a {defect}")
+        if is_asynchronous(env):
+            if self._in_caller:
+                raise TypeError(
+                    f"env_fns[{index}]() returned a {type(env).__name__} whose step or reset is a "
+                    f"coroutine function: {_NEEDS_WORKER_HINT}"
                 )
-                add_note(error, note)
-            elif self.envs:
-                note = (
-                    f"Env {index} was not the first in its process: "
-                    "envs of which a process can hold only one (emulators, simulators with global "
-                    "state) need num_workers=num_envs."
-                )
-                add_note(error, note)
-            with contextlib.suppress(Exception):
-                add_note(error, of_env_fn(index, env_fn, error))
-            raise
+            self._awaits = True
+        base_env = _unwrapped(env)
+        if id(base_env) in built_envs:
+            raise ValueError(
+                f"env_fns[{built_envs[id(base_env)][0]}] and env_fns[{index}] returned the same "
+                "env: the same instance, instead of different objects, which would be stepped "
+                "twice. Make an env in each function: write `lambda: gym.make(...)`, not "
+                "`lambda: env`. (With num_workers=num_envs each has a process, and so a "
+                "copy, of its own.)"
+            )
+        built_envs[id(base_env)] = index, base_env
+        reward_space_of(env)  # it raises an error for some wrappers
+        if self._num_copies > 1:
+            from shmvec._processes.spare_envs import refuse_recording_wrappers
 
-    def loop(
+            refuse_recording_wrappers(index, env)
+
+    def _add_hints(self, place: int, env_fn: EnvFn, error: Exception) -> None:
+        """Adds hints to what an env_fn has raised."""
+        index = self._env_index(place)
+        if place % self._num_copies:
+            note = (
+                f"This is another copy of env {index}, which was built before: if a process "
+                "can hold only one, leave spare_envs out."
+            )
+            add_note(error, note)
+        elif place:
+            note = (
+                f"Env {index} was not the first in its process: "
+                "envs of which a process can hold only one (emulators, simulators with global "
+                "state) need num_workers=num_envs."
+            )
+            add_note(error, note)
+        with contextlib.suppress(Exception):
+            add_note(error, env_fn_hint(index, env_fn, error))
+
+    def _wrap_copies(self) -> None:
+        from shmvec._processes.spare_envs import CoroutineSpares, ThreadSpares
+
+        copies, executor = self.envs, self.executor
+        parts = [slice(i, i + self._num_copies) for i in range(0, len(copies), self._num_copies)]
+        if isinstance(executor, EnvThreads):
+            self.executor = self._new_executor(len(parts))  # the copies keep the old one's threads
+            self.envs = [ThreadSpares(copies[part], executor.threads[part]) for part in parts]
+        else:
+            self.envs = [CoroutineSpares(copies[part]) for part in parts]
+
+    def make_loop(
         self, segment: Segment, attachment: Attachment, descriptors: Sequence[int] = ()
     ) -> WorkerLoop:
         """Makes the step loop over these envs; maps the memory that comes with the descriptors."""
         self._layout = attachment.layout
-        envs: Sequence[Any] = self.envs
-        steppers: Sequence[Any] = self._copies
+        steppers, summaries = self.envs, None
         if attachment.compile_wrappers:
-            from shmvec._wrappers import compiled, summary_of  # which only what holds envs needs
+            from shmvec._wrappers import compile_env, summary_of  # only processes with envs need it
 
-            steppers = [compiled(env) for env in self._copies]
-            words = list(map(summary_of, steppers[:: self._num_copies]))
-        if any(map(is_asynchronous, self.envs)):
-            if self._executor is not None:
-                self._executor.end()
-            from shmvec._processes.event_loop import EnvCoroutines  # others need no asyncio
-
-            self._executor = EnvCoroutines(self._most(len(self.envs)), len(self.envs))
-        executor = self._executor
-        kind: type[WorkerLoop] = WorkerLoop
-        if executor is not None:
-            from shmvec._core import OverlappedLoop  # a module that others need not load
-
-            copies = copies_of(self._copies, steppers, self._num_copies)
-            kind, envs, steppers = OverlappedLoop, executor.replays, executor.replays
-        self._loop = kind(
-            segment,
-            self.index,
-            self.first_env,
-            envs,
-            self,
-            attachment.layout.attach(segment),
-            attachment.autoreset,
-            attachment.limits != (None, None),
-            attachment.mends,
-            attachment.resets,
+            if self._num_copies > 1:
+                chains = [env.compile(compile_env) for env in self.envs]
+            else:
+                steppers = chains = [compile_env(env) for env in self.envs]
+            summaries = list(map(summary_of, chains))
+        resets = attachment.resets
+        if resets is not None:
+            resets = resets._replace(automatic=self._set_spare_options(resets.automatic))
+        self._loop = self.executor.make_loop(
+            self.envs,
             steppers,
+            segment=segment,
+            index=self.index,
+            first_env=self.first_env,
+            host=self,
+            slabs=attachment.layout.attach(segment),
+            autoreset=attachment.autoreset,
+            has_time_limits=attachment.limits != (None, None),
+            resets_failed_envs=attachment.mends,
+            resets=resets,
         )
-        if attachment.compile_wrappers:
-            self._loop.publish_words(words)
-        if executor is not None:
-            assert isinstance(self._loop, OverlappedLoop)
-            in_step = attachment.autoreset.in_step
-            executor.attach(self._loop, self.first_env, in_step, copies)
-        for (name, size), descriptor in zip(attachment.kept, descriptors, strict=True):
-            self._take(name, size, descriptor)
+        if summaries is not None:
+            self._loop.publish_words(summaries)
+        for (name, size), descriptor in zip(attachment.shared, descriptors, strict=True):
+            self._use_shared(name, size, descriptor)
         return self._loop
 
-    def serve(self, alarm: Alarm) -> None:
-        """Serves requests until one to close, or until the parent is gone."""
-        assert self._loop is not None
-        if self._executor is not None:
-            self._executor.serve(alarm)
-        else:
-            self._loop.serve(alarm.parent_alive, alarm.doze)
-
-    def command(self, sequence: int) -> list[Any]:
+    def run_command(self, sequence: int) -> list[Any]:
         """Receives a command and carries it out."""
-        call = self.received(sequence)
-        return self.results_of(call, self._called(call))
+        call = self.receive_command(sequence)
+        return self.pack_results(call, self._bind_call(call))
 
-    def received(self, sequence: int) -> Call:
+    def receive_command(self, sequence: int) -> Call:
         """Receives a command."""
         packed, descriptors = self.mailbox.receive(sequence)
         name, payload = self.mailbox.unpack(packed)
-        if name in ("rollout", "log"):
+        if name in ("rollout", "log", "eventfd"):
+            assert self._loop is not None
             if payload:
-                self._take(name, payload, descriptors[0])
+                self._use_shared(name, payload, descriptors[0])
             else:
-                self._stop_logging()
-            return Call(name, lambda env, index: None, chosen=())
+                self._loop.set_log(None)
+            return Call(name, lambda env, index: None, envs=())
         if name == "call":
             attribute, arguments, chosen, lent = payload
 
             def run(env: gym.Env[Any, Any], index: int) -> Any:
-                found = _found(env, attribute)
-                if not callable(found):
-                    return found
-                args, kwargs = ((), {}) if arguments is None else copied_from(arguments)
-                return found(*args, **kwargs)
+                value = _find_attribute(env, attribute)
+                if not callable(value):
+                    return value
+                args, kwargs = ((), {}) if arguments is None else new_copy(arguments)
+                return value(*args, **kwargs)
 
             return Call(attribute, run, lent, chosen)
         if name != "set_attr":
-            raise RuntimeError(f"worker {self.index} was sent a command it does not know: {name!r}")
+            raise RuntimeError(f"worker {self.index} was sent the unknown command {name!r}")
         attribute, values = payload
 
-        def assign(env: gym.Env[Any, Any], index: int) -> None:
-            env.set_wrapper_attr(attribute, copied_from(values[index]))
+        def assign(env: gym.Env[Any, Any], index: int) -> Any:
+            result: Any = env.set_wrapper_attr(attribute, new_copy(values[index]))
+            return result if inspect.isawaitable(result) else None
 
-        return Call(f"set_attr({attribute!r})", assign, chosen=values, for_copies=True)
+        return Call(f"set_attr({attribute!r})", assign, envs=values)
 
-    def interrupt(self, limits: tuple[float | None, float | None]) -> None:
-        """Raises EnvTimeoutError inside an env's step or reset that takes too long."""
-        if self._executor is not None:
-            self._executor.interrupt(limits)
-            return
-        busy = self._loop.busy() if self._loop is not None else None
-        if busy is not None:
-            env, operation, elapsed = busy
-            limit = dict(zip(("step", "reset"), limits, strict=True)).get(operation)
-            if limit is not None and elapsed > limit:
-                raise EnvTimeoutError(env, operation, limit)
-
-    def trace(self, sequence: int) -> None:
-        """Receives memory for a trace; without room for it, nothing is recorded."""
+    def receive_trace(self, sequence: int) -> None:
+        """Receives memory for a trace; if it cannot be mapped, nothing is recorded."""
         with contextlib.suppress(OSError):  # too little memory, or too many open files
             packed, (descriptor,) = self.mailbox.receive(sequence)
-            self._take("trace", self.mailbox.unpack(packed), descriptor)
+            self._use_shared("trace", self.mailbox.unpack(packed), descriptor)
 
-    def _stop_logging(self) -> None:
-        """Has the loop log no steps any more."""
-        assert self._loop is not None
-        self._loop.take_log(None)
-
-    def _take(self, name: str, size: tuple[Any, ...], descriptor: int) -> None:
-        """Maps memory and has the loop write there."""
+    def _use_shared(self, name: str, size: tuple[Any, ...], descriptor: int) -> None:
+        """Has the loop use what was shared: memory, which is mapped here, or an eventfd."""
         nbytes, *parts = size
+        if name == "eventfd":
+            assert self._loop is not None
+            self._loop.set_eventfd(Descriptor(int, descriptor))
+            return
         try:
             memory = MappedMemory(descriptor, nbytes)
         finally:
@@ -345,50 +352,68 @@ class EnvHost:
             self._loop.record(Recorder(memory, parts[0], parts[1], self.index, os.getpid()))
         elif name == "log":
             open_log, *sizes = parts
-            self._loop.take_log(open_log(self._layout, memory, *sizes))
+            self._loop.set_log(open_log(self._layout, memory, *sizes))
         else:
-            self._loop.set_rollouts(self._layout.results_in(memory, *parts))
+            self._loop.set_rollouts(self._layout.map_results(memory, *parts))
 
-    def _called(self, call: Call) -> Callable[[int], Result]:
-        """A function that has an env carry out a call: it returns the value, and the error."""
+    def _bind_call(self, call: Call) -> Callable[[int], Result]:
+        """A function that has the env of a place carry out a call."""
 
-        def outcome(i: int) -> Result:
+        def run(i: int) -> Result:
             assert self._loop is not None
             index = self.first_env + i
             self._loop.begin_call(index)
-            result = called(partial(call.run, self.envs[i], index))
+            result = try_call(partial(call.run, self.envs[i], index))
             self._loop.end_call(index)
             end_forks()
             return result
 
-        return outcome
+        return run
 
-    def results_of(self, call: Call, outcome: Callable[[int], Result]) -> list[Any]:
-        """A packed result or a Failure for each env, from what it has returned and raised."""
-        pack = self.mailbox.packer(call.lent)
+    def pack_results(self, call: Call, run: Callable[[int], Result]) -> list[Any]:
+        """A packed result or a Failure for each env; ``run`` has the env of a place do the call."""
+        pack = self.mailbox.packer(call.uses_depot)
         results: list[Any] = [None] * len(self.envs)
         for i in range(len(self.envs)):
             index = self.first_env + i
-            if not call.is_for(index):
+            if not call.includes(index):
                 results[i] = pack(None)
                 continue
-            value, error = outcome(i)
+            value, error = run(i)
             if error is None:  # pickling runs the user's code
-                value, error = called(partial(pack, value))
+                value, error = try_call(partial(pack, value))
             results[i] = value if error is None else self._failure(index, call.name, error)
             del value, error
         return results
 
-    def misfit(self, env: int, observation: Any, error: Exception) -> Exception:
-        """The error for an observation that does not fit its space."""
-        assert self._layout is not None
-        return misfit(env, self._layout.observation_space, observation, error)
+    def misfit_error(self, env: int, what: str, value: Any, error: Exception) -> Exception:
+        """The error for an observation or a reward that does not fit its space."""
+        layout = self._layout
+        assert layout is not None
+        space = layout.observation_space if what == "observation" else layout.reward_space
+        assert space is not None
+        misfit = misfit_error(env, space, value, error, name=what)
+        if what == "reward":
+            add_note(misfit, reward_hint(value))
+        return misfit
 
-    def late_arguments(self, sequence: int) -> list[tuple[int, Any]]:
-        """Receives what has no room in a slab or ring: an env's action, or its seed and options."""
+    def receive_arguments(self, sequence: int) -> list[tuple[int, Any]]:
+        """Receives what does not fit a slab or ring: actions, or seeds and options, by env."""
         packed, _ = self.mailbox.receive(sequence)
         arguments: list[tuple[int, Any]] = self.mailbox.unpack(packed)
         return arguments
+
+    def receive_reset_settings(self, sequence: int) -> ResetSettings:
+        """Receives what was set for automatic resets."""
+        return self._set_spare_options(self.receive_arguments(sequence))
+
+    def _set_spare_options(self, settings: ResetSettings) -> ResetSettings:
+        """Gives spare envs their options; returns the settings that are left to the loop."""
+        if self._num_copies == 1:
+            return settings
+        for env, (_, options) in settings:
+            self.envs[env - self.first_env].reset_options = options
+        return [(env, (seed, None)) for env, (seed, _) in settings]
 
     def send_late(
         self,
@@ -398,7 +423,7 @@ class EnvHost:
         results: list[Any] | None,
     ) -> None:
         """Sends the parent what does not fit the rings."""
-        failed = [self._explained(*failure) for failure in failures]
+        failed = [self._explain_failure(*failure) for failure in failures]
         failed += [result for result in results or () if isinstance(result, Failure)]
         if results is not None:
             results = [None if isinstance(r, Failure) else r for r in results]
@@ -408,77 +433,86 @@ class EnvHost:
                 packed.append((kind, env, self.mailbox.pack(message)))
             except Exception as error:
                 failed.append(self._failure(env, "info", error))
-        self.mailbox.send(sequence, self.mailbox.pack(Late(packed, failed, results)))
+        self.mailbox.send(sequence, self.mailbox.pack(LateParts(packed, failed, results)))
 
     def close(self) -> list[Failure]:
-        """Closes all envs, whatever some of them raise."""
-        failures = []
-        calls = {lane: env.close for lane, env in enumerate(self._copies)}
-        executor, self._executor = self._executor, None
-        results = executor.run_all(calls) if executor is not None else {}
-        for lane, call in calls.items():
-            _, error = results[lane] if executor is not None else called(call)
+        """Closes all envs; returns what they have raised."""
+        close, failures = methodcaller("close"), []
+        built = {i: partial(close, env) for i, env in enumerate(self.envs) if env is not None}
+        for i, (_, error) in self.executor.run_all(built).items():
             if error is not None:
-                index = self.first_env + lane // self._num_copies
-                failures.append(self._failure(index, "close", error))
-            end_forks()
-        if executor is not None:
-            executor.end()
-        self.envs, self._copies = [], []
-        self._loop = None  # breaks a cycle: the loop refers to this host
+                failures.append(self._failure(self.first_env + i, "close", error))
+        self.executor.end()
+        self.envs, self._first_copies = [], []
+        self.executor, self._loop = Executor(), None  # breaks the cycle from the loop to this host
         return failures
 
-    def _explained(self, env: int, operation: str, error: BaseException) -> Failure:
+    def _explain_failure(self, env: int, operation: str, error: BaseException) -> Failure:
         """The failure of a step or reset, with a hint where one is known."""
         with contextlib.suppress(Exception):  # the env's code may raise, or the env is closed
-            itself = self.envs[env - self.first_env]
+            env_copy = self._first_copies[env - self.first_env]
             if operation == "reset":
-                add_note(error, of_reset(env, itself, error))
+                add_note(error, reset_hint(env, env_copy, error))
             elif operation == "step" and not isinstance(error, EnvTimeoutError):
                 assert self._loop is not None
-                add_note(error, of_action(env, itself, self._loop.action_of(env)))
+                add_note(error, action_hint(env, env_copy, self._loop.action_of(env)))
         return self._failure(env, operation, error)
 
     def _failure(self, env: int, operation: str, error: BaseException) -> Failure:
-        if isinstance(self._executor, EnvThreads):
-            add_note(error, of_thread(error))
+        if self._overlap or self._num_copies > 1:
+            add_note(error, thread_hint(error))
         return Failure.of(error, env, self.index, operation)
 
 
-def _found(env: gym.Env[Any, Any], attribute: str) -> Any:
+def _find_attribute(env: gym.Env[Any, Any], attribute: str) -> Any:
     """The attribute of the outermost wrapper that has it."""
     try:
         return env.get_wrapper_attr(attribute)
     except AttributeError as missing:
-        # Without a name, traceback does not look for similar ones among all attributes, which takes
-        # Python 3.12 and later 15 ms. Some programs ask in each step whether an attribute is there.
+        # If the errors have a name, traceback looks for similar ones among all attributes, which
+        # takes Python 3.12 and later 15 ms. Some programs ask in each step whether an attribute
+        # exists.
         chain: list[BaseException] = [missing]
         for error in chain:
             if isinstance(error, AttributeError) and error.name == attribute:
                 error.name = None
-            earlier = error.__cause__ or error.__context__
-            if earlier is not None and earlier not in chain:
-                chain.append(earlier)
+            cause = error.__cause__ or error.__context__
+            if cause is not None and cause not in chain:
+                chain.append(cause)
         raise
 
 
 def _unwrapped(env: Any) -> Any:
     """The env without its wrappers; the env itself if it has no ``unwrapped``."""
     try:
-        itself = env.unwrapped
+        base_env = env.unwrapped
     except Exception:  # the env need not be Gymnasium's
-        itself = None
-    return env if itself is None else itself
+        base_env = None
+    return env if base_env is None else base_env
 
 
-def _what_is_wrong(env: Any) -> str:
+def _spaces_by_name(env: Any) -> dict[str, Any]:
+    """The spaces of an env, by their names in a Report."""
+    spaces = {name: getattr(env, name) for name in _SPACES}
+    return {**spaces, "reward_space": reward_space_of(env)}
+
+
+def _find_defect(env: Any, in_caller: bool) -> str:
     """Why an object is no env that can be stepped; empty if it is one."""
     if isinstance(env, type):
         name = env.__name__
         return f"class, {name}, not an env: give {name} itself, or `lambda: {name}()`"
     kind = type(env).__name__
-    needed = ("reset", "step", *_SPACES)
-    missing = [name for name in needed if getattr(env, name, None) is None]
+    if inspect.iscoroutine(env):
+        env.close()  # or it would be warned about
+        if in_caller:
+            return f"coroutine, not an env: {_NEEDS_WORKER_HINT}"
+        return (
+            "coroutine, not an env: give the coroutine function itself, or a partial of it, not a "
+            "lambda that calls it"
+        )
+    required = ("reset", "step", *_SPACES)
+    missing = [name for name in required if getattr(env, name, None) is None]
     if missing:
         hint = ""
         if set(missing) <= set(_SPACES) and isinstance(env, gym.Env):
@@ -510,6 +544,7 @@ class HostedEnv:
         env: The env.
         observation_space: The space of the observations that it returns.
         action_space: The space of the actions that it takes.
+        reward_space: The space of its rewards, a Box of shape ``(k,)``; None: they are numbers.
         metadata: The env's; ``{}`` where it has none.
         render_mode: The env's; None where it has none.
     """
@@ -549,16 +584,16 @@ class HostedEnv:
         env = env_fn()
         if not (hasattr(env, "reset") and hasattr(env, "step")):
             return env
-        spaces = _spaces_of(env)
+        spaces = _read_spaces(env)
         if any(space is None for space in spaces):
-            used = env
+            sample_env = env
             try:
-                used.reset()
-                spaces = _spaces_of(used)
+                sample_env.reset()
+                spaces = _read_spaces(sample_env)
             finally:
-                used.close()
+                sample_env.close()
             env = env_fn()
-            if env is used:
+            if env is sample_env:
                 raise ValueError(
                     "the env_fn returned the same env twice, whose spaces exist only after its "
                     "first reset: it was reset to learn them, and closed. Make an env in the "
@@ -573,6 +608,7 @@ class HostedEnv:
             env.observation_space if observation_space is None else observation_space
         )
         self.action_space = env.action_space if action_space is None else action_space
+        self.reward_space = reward_space_of(env)
         self.metadata: dict[str, Any] = getattr(env, "metadata", None) or {}
         self.render_mode: str | None = getattr(env, "render_mode", None)
 
@@ -607,12 +643,12 @@ class HostedEnv:
         return self.env.set_wrapper_attr(name, value)
 
 
-def _spaces_of(env: Any) -> tuple[Any, Any]:
+def _read_spaces(env: Any) -> tuple[Any, Any]:
     """The spaces of an env; None for a space that does not exist yet."""
-    found = []
-    for name in ("observation_space", "action_space"):
+    spaces = []
+    for name in _SPACES:
         try:
-            found.append(getattr(env, name))
+            spaces.append(getattr(env, name))
         except Exception:
-            found.append(None)
-    return found[0], found[1]
+            spaces.append(None)
+    return spaces[0], spaces[1]

@@ -23,29 +23,29 @@ from shmvec._processes.worker import (
     Orphaned,
     Parent,
     Task,
+    apply_environ,
     run_worker,
-    take_environ,
 )
 from shmvec._processes.worker_process import WorkerProcess
 
 __all__ = [
-    "Start",
+    "StartMessage",
     "become_worker",
-    "heritable",
-    "inherited",
-    "preparation",
+    "heritable_environ",
+    "received_descriptors",
+    "spawn_preparation",
     "start_interpreter",
-    "work",
+    "run_as_worker",
 ]
 
-# Descriptors that came with the pickles for this worker; see ``_Carried`` in launcher.py.
-inherited: list[int] = []
-_LONGEST_VARIABLE = 100_000  # bytes; Linux starts no program with a variable of 128 KiB
-_MOST_VARIABLES = 1_000_000  # bytes of all variables; with two million Linux starts no program
+# The descriptors that came with this worker's pickles; see ``_PicklingContext`` in launcher.py.
+received_descriptors: list[int] = []
+_MAX_VARIABLE_BYTES = 100_000  # Linux starts no program with a variable of 128 KiB
+_MAX_ENVIRON_BYTES = 1_000_000  # of all variables; with two million Linux starts no program
 
 
 @dataclass
-class Start:
+class StartMessage:
     """Everything that a fresh interpreter, or a fork of a server, needs to become a worker.
 
     Attributes:
@@ -63,16 +63,16 @@ class Start:
     cores: set[int]
 
 
-def heritable(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that are small enough for an interpreter to be started with."""
-    room = _MOST_VARIABLES
-    found = {}
+def heritable_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those environment variables with which the system can start an interpreter."""
+    room = _MAX_ENVIRON_BYTES
+    variables = {}
     for name, value in environ.items():
         size = len(os.fsencode(name)) + len(os.fsencode(value))
-        if size <= min(room, _LONGEST_VARIABLE):
-            found[name] = value
+        if size <= min(room, _MAX_VARIABLE_BYTES):
+            variables[name] = value
             room -= size
-    return found
+    return variables
 
 
 def start_interpreter(
@@ -87,13 +87,14 @@ def start_interpreter(
         function: The function, which must be importable.
         arguments: Its arguments; their ``repr`` must be Python code for them.
         descriptors: The descriptors that the interpreter inherits, with the same numbers.
-        environ: The interpreter's environment, from ``heritable``.
+        environ: The interpreter's environment, from ``heritable_environ``.
     """
     # Imports ignore entries of sys.path that are not strings (some programs append a Path).
     entries = [entry for entry in sys.path if isinstance(entry, str)]
     path = [entry or process.ORIGINAL_DIR or os.getcwd() for entry in entries]  # type: ignore[attr-defined]
     call = ", ".join(map(repr, arguments))
-    # A process group of its own keeps Ctrl-C away; handlers ignore signals that a scheduler sends.
+    # The interpreter has a process group of its own, which Ctrl-C does not reach, and ignores the
+    # signals of job schedulers.
     code = (
         f"import os, signal, sys; os.setpgid(0, 0); sys.path[:] = {path!r}\n"
         f"for number in {tuple(map(int, SCHEDULER_SIGNALS))}:\n"
@@ -103,7 +104,7 @@ def start_interpreter(
         f"import {function.__module__} as it; it.{function.__name__}({call})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    # That function leaves out some -X options.
+    # That function omits some -X options.
     flags += [
         f"-X{name}" if value is True else f"-X{name}={value}"
         for name, value in sys._xoptions.items()
@@ -115,14 +116,14 @@ def start_interpreter(
             "empty). Name it with multiprocessing.set_executable(), or use context='fork'."
         )
     command = [executable, *flags, "-c", code]
-    # The group is set here as well, where Python can, before the interpreter runs any code.
+    # Where Python can, it sets the group before the interpreter runs any code.
     group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
     return subprocess.Popen(command, pass_fds=descriptors, env=dict(environ), **group)
 
 
-def preparation(name: str) -> dict[str, Any]:
+def spawn_preparation(name: str) -> dict[str, Any]:
     """The state of this process that ``multiprocessing.spawn`` sets up in a fresh interpreter."""
-    found = {
+    state = {
         "name": name,
         "authkey": bytes(process.current_process().authkey),
         "log_to_stderr": vars(util)["_log_to_stderr"],
@@ -131,13 +132,13 @@ def preparation(name: str) -> dict[str, Any]:
         "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
     }
     if vars(util)["_logger"] is not None:
-        found["log_level"] = util.get_logger().getEffectiveLevel()
+        state["log_level"] = util.get_logger().getEffectiveLevel()
     with contextlib.suppress(FileNotFoundError):  # the folder was removed
-        found["dir"] = os.getcwd()
-    return found
+        state["dir"] = os.getcwd()
+    return state
 
 
-def work(descriptor: int, parent: int) -> None:
+def run_as_worker(descriptor: int, parent: int) -> None:
     """Becomes a worker.
 
     Args:
@@ -152,13 +153,13 @@ def become_worker(descriptor: int, parent_pid: int) -> WorkerProcess:
     """Receives from the parent what this process needs to become a worker."""
     parent = Parent(parent_pid, Channel(descriptor))
     packed, descriptors = parent.receive(0)
-    start: Start = loads(packed)
-    take_environ(start.task.environ)
+    start: StartMessage = loads(packed)
+    apply_environ(start.task.environ)
     os.sched_setaffinity(0, start.cores)
     spawn.prepare(start.preparation)
-    # One resource tracker for the whole program: a worker's own would remove what others still use.
+    # The whole program has one resource tracker. A worker's own would remove what others still use.
     resource_tracker._resource_tracker._fd = descriptors[0]  # type: ignore[attr-defined]
-    inherited[:] = descriptors[1:]
+    received_descriptors[:] = descriptors[1:]
     worker = WorkerProcess(target=run_worker, args=(start.task, parent), name=start.name)
     worker.__dict__.update(start.identity)
     return worker

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
@@ -19,38 +18,40 @@ from typing import Any
 
 import cloudpickle
 
-from shmvec import _pickling as _classes
+from shmvec import _pickling
 from shmvec._core import Channel, Descriptor
 from shmvec._options import Settings
 from shmvec._processes import interpreter
 from shmvec._processes.fork_server import ForkServer, fork_server
+from shmvec._processes.generators import generators_state, worker_seeds
 from shmvec._processes.host import EnvFn
-from shmvec._processes.interpreter import Start, heritable, preparation, start_interpreter, work
-from shmvec._processes.libraries import (
-    end_opencv_threads,
-    packed_registry,
-    state_of_generators,
-    thread_variables,
-    worker_seeds,
+from shmvec._processes.interpreter import (
+    StartMessage,
+    heritable_environ,
+    run_as_worker,
+    spawn_preparation,
+    start_interpreter,
 )
-from shmvec._processes.preloading import import_reported, ready_to_fork, reported
+from shmvec._processes.libraries import end_opencv_threads, note_libraries, thread_variables
+from shmvec._processes.preloading import import_reported, prepare_to_fork, reported_modules
+from shmvec._processes.registry import pack_registry
 from shmvec._processes.worker import Task, run_forked
 from shmvec._processes.worker_process import WorkerProcess
 
-__all__ = ["Launcher", "occupy_streams"]
+__all__ = ["Launcher", "fill_closed_streams"]
 
-# Variables that workers do not get: those of MPI, which are for its ranks only, and one that makes
-# an interpreter prompt the user at its end.
-_NOT_FOR_WORKERS = ("OMPI_", "PMI_", "PYTHONINSPECT")
-_STDERR = 2
-_TRIES = 3  # to find a live fork server
+# Prefixes of variables that workers do not get. MPI's are only for its ranks, and PYTHONINSPECT
+# makes an interpreter prompt the user at its end.
+_EXCLUDED_PREFIXES = ("OMPI_", "PMI_", "PYTHONINSPECT")
+_STDERR_FD = 2
+_SERVER_ATTEMPTS = 3  # to find a live fork server
 
 
 class Launcher:
     """Starts, and restarts, the worker processes of one vector env.
 
     Attributes:
-        may_learn: Whether the first worker reports what it imports, for those started after it.
+        shares_imports: Whether later workers share the modules that the first one has imported.
         forks: Whether workers are forks of this process.
     """
 
@@ -73,110 +74,117 @@ class Launcher:
         self._method = settings.method
         self.forks = settings.method == "fork"
         self._name = name
-        # A worker with variables of its own must not inherit imports made before these are set.
-        self.may_learn = settings.method != "spawn" and not any(settings.worker_environ)
-        self._state = state_of_generators()
-        self._starts = [0] * len(ranges)
+        # A worker with variables of its own must not inherit imports made before these were set.
+        self.shares_imports = settings.method != "spawn" and not any(settings.worker_environ)
+        self._generators_state = generators_state()
+        self._start_counts = [0] * len(ranges)
         self._registry: bytes | None = None
         self._server: ForkServer | None = None
         self._init: Any = settings.worker_init
-        self._carried = _Carried()
+        self._pickling_context = _PicklingContext()
         loads = [list(env_fns[envs.start : envs.stop]) for envs in ranges]
-        self._loads: list[Any] = loads
+        self._env_fns: list[Any] = loads
         if self._method != "fork":
-            with self._carried:
-                self._loads = [_pickled(fns, envs) for fns, envs in zip(loads, ranges, strict=True)]
+            with self._pickling_context:
+                self._env_fns = list(map(_pickle_env_fns, loads, ranges))
                 if self._init is not None:
-                    self._init = _pickled_init(self._init)
-            self._registry = packed_registry()
+                    self._init = _pickle_init(self._init)
+            self._registry = pack_registry()
 
-    def ready(self) -> AbstractContextManager[None]:
-        """The context in which all processes are started."""
+    def prepare(self) -> None:
+        """Prepares this process for forks, before the first worker is started."""
         if self._method == "fork":
-            return ready_to_fork(self._settings.preload)
-        return nullcontext()
+            prepare_to_fork(self._settings.preload)
 
-    def learn(self, modules: Sequence[str]) -> None:
-        """Has the process that forks workers import modules before its next fork."""
+    def share_imports(self, modules: Sequence[str]) -> None:
+        """Has the process that forks workers import these modules before its next fork."""
         if self._method == "fork":
-            reported.extend(modules)
+            reported_modules.extend(modules)
         elif modules and self._server is not None:
-            self._server.learn(modules)
+            self._server.import_modules(modules)
 
-    def start(self, index: int, mark: int, keep: Callable[[WorkerProcess, Channel], None]) -> None:
+    def start(
+        self, index: int, mark: int, register: Callable[[WorkerProcess, Channel], None]
+    ) -> None:
         """Starts the process of a worker.
 
         Args:
             index: The worker's index.
-            mark: Identifies the processes that it starts.
-            keep: Takes the process, before it runs, and the parent's end of its channel, so that
-                an owner ends the process, whatever a signal's handler raises meanwhile.
+            mark: Identifies the processes that the worker starts.
+            register: Takes the process, before it runs, and the parent's end of its channel. So the
+                process has an owner that ends it, whatever a signal's handler raises meanwhile.
         """
+        envs, starts = self._ranges[index], self._start_counts[index]
         if self._method == "fork":
             import_reported()
+            if starts:  # other libraries may have been loaded since the start
+                note_libraries()
         task = Task(
             index=index,
-            envs=self._ranges[index],
-            env_fns=self._loads[index],
+            envs=envs,
+            env_fns=self._env_fns[index],
             init=self._init,
             registry=self._registry,
             environ={},
             threads=self._settings.threads_per_worker,
             pinned=self._settings.pin_workers,
-            seeds=worker_seeds(self._state, self._ranges[index].start, self._starts[index]),
-            forked=self._method != "spawn",
+            seeds=worker_seeds(self._generators_state, envs.start, starts),
+            method=self._method,
             mark=mark,
-            first=self.may_learn and index == 0 and not self._starts[0],
+            reports_imports=self.shares_imports and index == 0 and not self._start_counts[0],
             overlap=self._settings.overlap,
             spare_envs=self._settings.spare_envs,
         )
-        occupy_streams()
-        mine, theirs = _socket.socketpair()  # socket's own may lose one to a signal's handler
+        fill_closed_streams()
+        # The function of the module socket may lose one of them to a signal's handler.
+        parent_end, worker_end = _socket.socketpair()
         channels: list[Channel] = []
-        # In one bytecode: no handler's exception comes while nobody owns the descriptor.
-        channels.extend(map(Channel, map(_socket.socket.detach, [mine])))
+        # One bytecode does this, so that no handler's exception comes while the descriptor has no
+        # owner.
+        channels.extend(map(Channel, map(_socket.socket.detach, [parent_end])))
         channel = channels[0]
         try:
             process = WorkerProcess(
                 target=run_forked,
                 name=f"Worker<{self._name}>-{index}",
-                args=(task, theirs.fileno(), os.getpid()),
+                args=(task, worker_end.fileno(), os.getpid()),
                 daemon=self._settings.daemon,
             )
-            vars(process)["_start_method"] = self._method  # processes that envs start use it, too
-            keep(process, channel)
-            environ = {**self._environ(), **self._settings.worker_environ[index]}
+            vars(process)["_start_method"] = self._method  # also that of what envs start
+            register(process, channel)
+            environ = {**self._shared_environ(), **self._settings.worker_environ[index]}
             if self._method == "fork":
-                task.environ = _changes(os.environ, environ)
+                task.environ = _environ_changes(os.environ, environ)
                 end_opencv_threads()
                 process.fork()
             elif self._method == "spawn":
-                passed = heritable(environ)
-                task.environ = _changes(passed, environ)
-                process.start_by(partial(_spawn, theirs.fileno(), passed))
+                passed = heritable_environ(environ)
+                task.environ = _environ_changes(passed, environ)
+                process.start_by(partial(_spawn, worker_end.fileno(), passed))
             else:
-                task.environ = _changes(self._serve(process, theirs.fileno()), environ)
+                task.environ = _environ_changes(
+                    self._fork_by_server(process, worker_end.fileno()), environ
+                )
             if self._method != "fork":
-                self._send_start(channel, process, task)
-            self._starts[index] += 1
+                self._send_start_message(channel, process, task)
+            self._start_counts[index] += 1
         except BaseException:
             channel.close()
             raise
         finally:
-            theirs.close()
+            worker_end.close()
 
-    def _environ(self) -> dict[str, str]:
+    def _shared_environ(self) -> dict[str, str]:
         """The environment variables that all workers share."""
-        mine = {
+        environ = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(_NOT_FOR_WORKERS)
+            if not name.startswith(_EXCLUDED_PREFIXES)
         }
-        return {**thread_variables(self._settings.threads_per_worker), **mine}
+        return {**thread_variables(self._settings.threads_per_worker), **environ}
 
-    def _send_start(self, channel: Channel, process: WorkerProcess, task: Task) -> None:
-        """Sends a new process what it needs to become a worker."""
-        start = Start(
+    def _send_start_message(self, channel: Channel, process: WorkerProcess, task: Task) -> None:
+        start = StartMessage(
             task=task,
             name=process.name,
             identity={
@@ -185,19 +193,19 @@ class Launcher:
                 "_parent_name": current_process().name,
                 "_start_method": self._method,
             },
-            preparation=preparation(process.name),
+            preparation=spawn_preparation(process.name),
             cores=os.sched_getaffinity(0),
         )
-        tracker = _tracker()
-        carried = [descriptor.number for descriptor in self._carried.descriptors]
-        channel.put(0, dumps(start), [tracker, *carried])
+        tracker = _resource_tracker_fd()
+        descriptors = [each.number for each in self._pickling_context.descriptors]
+        channel.put(0, dumps(start), [tracker, *descriptors])
 
-    def _serve(self, process: WorkerProcess, descriptor: int) -> Mapping[str, str]:
+    def _fork_by_server(self, process: WorkerProcess, descriptor: int) -> Mapping[str, str]:
         """Has a server fork a process; returns the environment variables of that process."""
-        for _ in range(_TRIES):
+        for _ in range(_SERVER_ATTEMPTS):
             if self._server is None or not self._server.usable:
-                environ = heritable(self._environ())
-                self._server = fork_server(self._settings.preload, environ, not self.may_learn)
+                environ = heritable_environ(self._shared_environ())
+                self._server = fork_server(self._settings.preload, environ, self.shares_imports)
             if process.start_by(partial(self._server.fork, descriptor), self._server):
                 return self._server.environ
         raise OSError(
@@ -206,28 +214,29 @@ class Launcher:
         )
 
 
-def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
-    """The variables to set, and (None) those to remove."""
+def _environ_changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables to set, and with the value None those to remove."""
     changed: dict[str, str | None] = dict(after.items() - before.items())
     return {**changed, **dict.fromkeys(before.keys() - after.keys())}
 
 
-def occupy_streams() -> None:
+def fill_closed_streams() -> None:
     """Opens /dev/null in place of each standard stream that the program has closed.
 
     Otherwise the next file to be opened would get its number, and prints would go into that file.
     """
-    for number in range(_STDERR + 1):
+    for number in range(_STDERR_FD + 1):
         try:
             os.fstat(number)
-        except OSError:  # open() then takes this very number: no descriptor is left to close
+        except OSError:  # open() takes the lowest free number, which is this one
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
-def _tracker() -> int:
+def _resource_tracker_fd() -> int:
     """The descriptor of the program's resource tracker, which is started again if it has ended.
 
-    Python finds that out by a write to it, which must not end a program that lets SIGPIPE end it.
+    Python writes to the tracker to find that out. SIGPIPE is blocked, because it would end a
+    program that does not ignore it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
     try:
@@ -239,17 +248,17 @@ def _tracker() -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _spawn(descriptor: int, environ: Mapping[str, str], numbers: list[int]) -> None:
-    spawned = start_interpreter(work, (descriptor, os.getpid()), [descriptor], environ)
-    spawned.returncode = 0  # WorkerProcess waits for the process
-    numbers.append(spawned.pid)
+def _spawn(descriptor: int, environ: Mapping[str, str], pids: list[int]) -> None:
+    spawned = start_interpreter(run_as_worker, (descriptor, os.getpid()), [descriptor], environ)
+    spawned.returncode = 0  # subprocess need not wait for the process: WorkerProcess does
+    pids.append(spawned.pid)
 
 
-class _Carried:
-    """A context in which objects of multiprocessing can be pickled: queues, locks, pipes.
+class _PicklingContext:
+    """A context in which queues, locks and pipes of multiprocessing can be pickled.
 
-    These objects pass their descriptors to the process that is being started, for which this
-    context stands in.
+    They pass their descriptors to the process that is being started. This context stands in for
+    that process.
     """
 
     def __init__(self) -> None:
@@ -263,46 +272,46 @@ class _Carried:
         set_spawning_popen(self._before)
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Notes a descriptor to send; returns its index among these."""
+        """Copies a descriptor that is to be sent; returns its index."""
         self.descriptors.append(Descriptor(os.dup, descriptor))
         return len(self.descriptors) - 1
 
-    def DupFd(self, place: int) -> _Inherited:  # noqa: N802
-        """A handle by which the worker finds the descriptor."""
-        return _Inherited(place)
+    def DupFd(self, index: int) -> _ReceivedDescriptor:  # noqa: N802
+        """A handle by which the worker finds the descriptor of this index."""
+        return _ReceivedDescriptor(index)
 
 
-class _Inherited:
+class _ReceivedDescriptor:
     """A descriptor that was sent with a pickle."""
 
-    def __init__(self, place: int) -> None:
-        self._place = place
+    def __init__(self, index: int) -> None:
+        self._index = index
 
     def detach(self) -> int:
         """Returns a copy of the descriptor, in the worker."""
-        return os.dup(interpreter.inherited[self._place])
+        return os.dup(interpreter.received_descriptors[self._index])
 
 
-def _pickled(env_fns: Sequence[EnvFn], envs: range) -> bytes:
+def _pickle_env_fns(env_fns: Sequence[EnvFn], envs: range) -> bytes:
     try:
-        return _by_value(env_fns)
-    except Exception as error:
+        return _pickle_by_value(env_fns)
+    except Exception:
         for index, env_fn in zip(envs, env_fns, strict=True):
             try:
-                _by_value(env_fn)
+                _pickle_by_value(env_fn)
             except Exception as cause:
                 raise TypeError(
                     f"env_fns[{index}] cannot be pickled to send it to a worker: {cause}. Make "
                     "the env inside the function instead of capturing it, and open its files and "
-                    "connections in the env; what is neither, context='fork' takes along, where "
-                    "workers would share the offset of an open file."
+                    "connections in the env. context='fork' pickles nothing, but workers then "
+                    "share the offset of an open file."
                 ) from cause
-        raise TypeError(f"env_fns cannot be pickled to send them to a worker: {error}") from error
+        raise  # each one can be pickled: a signal's handler has raised this
 
 
-def _pickled_init(init: Callable[[int], object]) -> bytes:
+def _pickle_init(init: Callable[[int], object]) -> bytes:
     try:
-        return _by_value(init)
+        return _pickle_by_value(init)
     except Exception as error:
         raise TypeError(
             f"worker_init cannot be pickled to send it to workers: {error}. Use a function of a "
@@ -310,8 +319,8 @@ def _pickled_init(init: Callable[[int], object]) -> bytes:
         ) from error
 
 
-class _Pickler(_classes.Pickler):
-    """A pickler that also pickles connections, shared values and the like of multiprocessing's."""
+class _Pickler(_pickling.Pickler):
+    """A pickler that also pickles multiprocessing's connections, shared values and the like."""
 
     dispatch_table = ChainMap(
         cloudpickle.Pickler.dispatch_table,
@@ -319,10 +328,10 @@ class _Pickler(_classes.Pickler):
     )
 
 
-def _by_value(payload: Any) -> bytes:
-    """Pickles a payload, by value where it uses the program's main module, which no worker has."""
-    # In a process that multiprocessing has spawned the main module has another name.
+def _pickle_by_value(payload: Any) -> bytes:
+    """Pickles a payload, with what the program's main module defines by value: no worker has it."""
+    # In a process that multiprocessing has spawned, the main module has another name.
     alias = sys.modules.get("__mp_main__")
     if alias is not None and getattr(alias, "__name__", None) == "__mp_main__":
         cloudpickle.register_pickle_by_value(alias)
-    return _classes.dumps_for_main(payload, _Pickler)
+    return _pickling.dumps_for_main(payload, _Pickler)

@@ -1,86 +1,107 @@
-"""Envs of a worker that are in ``step`` or ``reset`` at once: in a thread each, or as coroutines.
+"""Executors call the envs of a worker: one after the other, in a thread each, or as coroutines.
 
-An executor runs what the worker's loop has envs begin, and gives it replays of the envs in their
-place: see ``_core/worker.pyx``. ``EnvThreads`` keeps a thread for each env, in which the env is
-built, used and closed. ``event_loop`` has the executor of envs of coroutine functions.
-
-With ``spare_envs=k`` an env of the vector env is played by k + 1 copies in turn: its episode n by
-copy n mod (k + 1). As an episode begins, the copies of the next k episodes are reset, so that the
-next one begins at once when it ends. What episodes show does not depend on whether they were ready.
+An ``Executor`` calls them in the thread that serves requests. An ``OverlappingExecutor`` makes the
+calls that the worker's loop begins, and gives the loop replays of these calls in place of the envs
+(``_core/worker.pyx``). ``EnvThreads`` keeps a thread for each env, in which the env is built, used
+and closed. ``event_loop`` has the executor of envs whose methods are coroutine functions.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
+import select
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
-from time import monotonic, monotonic_ns, process_time_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from queue import SimpleQueue
+from time import monotonic_ns, process_time_ns
+from typing import Any
 
 import gymnasium as gym
 
-from shmvec._core import copied, end_forks
-from shmvec._pickling import Copies, copied_from
-from shmvec.faults import derived_seed
-
-if TYPE_CHECKING:
-    from shmvec._core import OverlappedLoop
+from shmvec._core import Channel, OverlappedLoop, WorkerLoop, deep_copy, end_forks
+from shmvec._pickling import new_copy
+from shmvec.faults import EnvTimeoutError
 
 __all__ = [
     "Alarm",
-    "Copy",
+    "EnvThread",
     "EnvThreads",
     "Executor",
     "Outcome",
     "Overlap",
+    "OverlappingExecutor",
     "Replay",
+    "Result",
     "Work",
-    "called",
-    "copies_of",
+    "try_call",
     "is_asynchronous",
-    "refuse_records",
+    "unwrap",
 ]
 
 Overlap = int | str | None
 
-_RECORDS = (
-    gym.wrappers.NormalizeObservation,
-    gym.wrappers.NormalizeReward,
-    gym.wrappers.RecordVideo,
-)
-# Each thread that waits for the interpreter wakes once in a switch interval, to no avail: with 500
-# of them and the default of 5 ms, two thirds of a core went into that.
-_SWITCH_S = 0.0001  # a thread
-PATIENCE_S = 10.0  # for a reset that was made ahead, as envs are closed
-_AWAKE = 0.7  # of a core: a process that uses less has room for more envs at once
+# Each thread that waits for the GIL wakes once in a switch interval and finds nothing to do: 500
+# threads and the default interval of 5 ms took two thirds of a core.
+_SWITCH_INTERVAL_PER_THREAD_S = 0.0001
+_EVENTFD_ONE = (1).to_bytes(8, "little")  # what is written to an eventfd
+_CPU_SHARE_LIMIT = 0.7  # of a core; a process that uses less can have more envs busy at once
 
 
-class Alarm(Protocol):
-    """What a worker that sleeps is woken by: its descriptor, and the end of its parent."""
+class Alarm:
+    """Wakes a sleeping worker when its descriptor is written to, or when the parent is gone."""
+
+    def __init__(
+        self, parent_alive: Callable[[], bool], descriptor: int, parent: int, channel: Channel
+    ) -> None:
+        """Takes the alarm's descriptor, and what shows that the parent or the channel is gone."""
+        self.parent_alive = parent_alive
+        self._descriptor = descriptor
+        self._events = (parent, select.POLLIN), (channel, 0), (descriptor, select.POLLIN)
+        self._poll = select.poll()
+        for each, events in self._events:
+            self._poll.register(each, events)
+        self._epoll: select.epoll | None = None
 
     def ring(self) -> None:
         """Wakes the worker; any thread may call it."""
+        os.write(self._descriptor, _EVENTFD_ONE)
 
     def doze(self) -> None:
-        """Sleeps until it rings, or the parent is gone."""
-
-    def fileno(self) -> int:
-        """A descriptor that is readable from when ``doze`` would return."""
+        """Sleeps until it rings, or the parent or the channel is gone."""
+        self._poll.poll()
+        self.silence()
 
     def silence(self) -> None:
-        """Ends that, if it has rung."""
+        """Resets it after it has rung."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._descriptor, 8)
 
-    def parent_alive(self) -> bool:
-        """Whether the parent lives."""
+    def fileno(self) -> int:
+        """A descriptor that is readable when ``doze`` would return at once."""
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            for each, events in self._events:  # their numbers are the same for poll and epoll
+                self._epoll.register(each, events)
+        return self._epoll.fileno()
 
 
 def is_asynchronous(env: Any) -> bool:
-    """Whether the ``step`` or ``reset`` of an env, its class or an env within is a coroutine's."""
+    """Whether the ``step`` or ``reset`` of an env, or of an env within, is a coroutine function.
+
+    Args:
+        env: The env; its class; or a function that makes it, which may be a coroutine function.
+    """
+    if isinstance(env, partial):
+        env = env.func
+    if inspect.iscoroutinefunction(env):
+        return True
     while env is not None:
         methods = getattr(env, "step", None), getattr(env, "reset", None)
         if any(map(inspect.iscoroutinefunction, methods)):
@@ -95,87 +116,29 @@ Outcome = tuple[Any, BaseException | None, tuple[int, int]]
 
 
 @dataclass(eq=False)
-class Copy:
-    """An env: the only one in its place, or one of several that play its episodes in turn.
-
-    It does one thing at a time.
-
-    Attributes:
-        env: The env.
-        stepper: What has its ``step``: the env, or its compiled wrappers.
-        lane: Where it lives: its number among all copies.
-        following: The copy that plays the episode after; None: it is the only one.
-        running: The work that is being done.
-        queue: The work that follows.
-        promised: The episode, and its seed, for which it is or was reset ahead.
-        ahead: The outcome of that.
-    """
-
-    env: Any
-    stepper: Any
-    lane: int
-    following: Copy | None = None
-    running: Work | None = None
-    queue: deque[Work] = field(default_factory=deque)
-    promised: tuple[int, int | None] | None = None
-    ahead: Outcome | None = None
-
-
-def copies_of(envs: Sequence[Any], steppers: Sequence[Any], number: int) -> list[list[Copy]]:
-    """The copies of each env, in the order of their episodes, from all: so many of each env."""
-    copies = [
-        Copy(env, stepper, lane)
-        for lane, (env, stepper) in enumerate(zip(envs, steppers, strict=True))
-    ]
-    found = [copies[first : first + number] for first in range(0, len(copies), number)]
-    for each in found if number > 1 else ():
-        for before, copy in zip(each, each[1:] + each[:1], strict=True):
-            before.following = copy
-    return found
-
-
-def refuse_records(index: int, env: Any) -> None:
-    """Raises ValueError for an env with a wrapper that keeps a record of all its episodes."""
-    while env is not None:
-        if isinstance(env, _RECORDS):
-            raise ValueError(
-                f"env_fns[{index}]() returned an env in a {type(env).__name__}, which keeps a "
-                "record of all episodes: with spare_envs they are played by several copies, each "
-                "with a record of its own. Wrap the vector env, or leave spare_envs out."
-            )
-        env = vars(env).get("env") if hasattr(env, "__dict__") else None
-
-
-@dataclass(eq=False)
 class Work:
-    """A call of a copy.
+    """A call of an env.
 
     Attributes:
-        i: The place of its env among the worker's; -1: a reset that is made ahead.
-        what: "step", "reset" or "call".
-        copy: The copy.
+        i: The place of the env among the worker's.
+        operation: "step", "reset" or "call".
         function: What is called.
-        call: The command of a "call".
-        promised: Of a reset: the episode and seed for which it may have been made ahead.
-        began: When it began.
+        start_ns: When it began.
     """
 
     i: int
-    what: str
-    copy: Copy
+    operation: str
     function: Callable[[], Any]
-    call: Any = None
-    promised: tuple[int, int | None] | None = None
-    began: int = 0
+    start_ns: int
 
 
 class Replay:
-    """An env whose calls were made already: returns what they returned, raises what they raised.
+    """Stands for an env whose calls were made already: returns and raises what they did.
 
     Attributes:
-        outcomes: What its calls were.
+        outcomes: The outcomes of its calls.
         span: When its last step began and ended.
-        reset_span: When its last reset did.
+        reset_span: When its last reset began and ended.
     """
 
     def __init__(self) -> None:
@@ -186,402 +149,347 @@ class Replay:
     def step(self, action: Any) -> Any:
         """Returns what the env's step has returned."""
         value, error, self.span = self.outcomes.popleft()
-        return value if error is None else _raise(error)
+        return unwrap((value, error))
 
     def reset(self, **arguments: Any) -> Any:
         """Returns what the env's reset has returned."""
         value, error, self.reset_span = self.outcomes.popleft()
-        return value if error is None else _raise(error)
+        return unwrap((value, error))
 
 
-def _raise(error: BaseException) -> Any:
+def try_call(call: Callable[[], Any]) -> Result:
+    """Makes a call; returns its value and its exception, one of which is None."""
+    try:
+        return call(), None
+    except BaseException as error:
+        return None, error
+
+
+def unwrap(result: Result) -> Any:
+    """Returns what a call has returned, or raises what it has raised."""
+    value, error = result
+    if error is None:
+        return value
     try:
         raise error
     finally:
-        del error  # or its traceback would keep it alive
+        del error, result  # otherwise its traceback would keep it alive
 
 
 class Executor:
-    """Runs the envs of a worker, at most so many at once, and resets copies ahead.
+    """Calls the envs of a worker one after the other, in the thread that serves requests.
 
     Attributes:
+        build_concurrency: How many envs may be built at once.
+        awaits: Whether it awaits what calls return.
         loop: The worker's loop.
+    """
+
+    build_concurrency = 1
+    awaits = False
+
+    def __init__(self, interrupts: bool = True) -> None:
+        """``interrupts`` says whether an env that takes too long is interrupted in this thread."""
+        self._interrupts = interrupts
+        self.loop: Any = None
+
+    def run_all(
+        self, calls: Mapping[int, Callable[[], Any]], timeout_after_error: float | None = None
+    ) -> dict[int, Result]:
+        """Makes calls where the envs live, and waits for all of them.
+
+        Args:
+            calls: The calls, by the envs' places; several may be made at once.
+            timeout_after_error: Seconds for the others once one has raised; None: no limit. The
+                results leave out those that take longer.
+        """
+        results = {}
+        for i, call in calls.items():
+            results[i] = try_call(call)
+            end_forks()
+        return results
+
+    def make_loop(
+        self, envs: Sequence[Any], steppers: Sequence[Any], **arguments: Any
+    ) -> WorkerLoop:
+        """Makes the worker's loop.
+
+        Args:
+            envs: The envs.
+            steppers: The objects that have the envs' ``step``.
+            **arguments: The other arguments of the loop's class.
+        """
+        self.loop = WorkerLoop(envs=envs, steppers=steppers, **arguments)
+        return self.loop
+
+    def serve(self, alarm: Alarm) -> None:
+        """Serves requests until one asks to close, or until the parent is gone."""
+        self.loop.serve(alarm.parent_alive, alarm.doze)
+
+    def interrupt(self, limits: tuple[float | None, float | None]) -> None:
+        """Interrupts a call that takes longer than its limit; called by a signal's handler."""
+        busy = self.loop.current_operation() if self._interrupts and self.loop is not None else None
+        if busy is not None:
+            env, operation, elapsed = busy
+            limit = dict(zip(("step", "reset"), limits, strict=True)).get(operation)
+            if limit is not None and elapsed > limit:
+                raise EnvTimeoutError(env, operation, limit)
+
+    def end(self) -> None:
+        """Ends threads or the event loop, once the envs are closed."""
+
+
+class OverlappingExecutor(Executor):
+    """Has several envs busy at once.
+
+    Attributes:
         replays: A replay of each env.
     """
 
-    def __init__(self, most: int | None, num_envs: int) -> None:
-        """Takes how many of so many envs may be busy at once; None: that is learned."""
-        self._num_envs = num_envs
-        self._learns = most is None
-        self._most = most or 1
-        self._waiting: deque[tuple[int, str, Any]] = deque()
-        self._num_running = 0
-        # When a measurement began, in two clocks, and how many envs are still to end in it.
-        self._window: tuple[int, int, int] | None = None
-        self.loop: OverlappedLoop
-        self._copies: Sequence[Sequence[Copy]] = ()
-        self.replays = [Replay() for _ in range(num_envs)]
+    def __init__(self, overlap: int | str) -> None:
+        """``overlap`` is how many envs may be busy at once; "auto": it adapts."""
+        super().__init__(interrupts=False)
+        self._adapts = isinstance(overlap, str)
+        self._max_busy = 1 if isinstance(overlap, str) else overlap
+        self.build_concurrency = sys.maxsize if isinstance(overlap, str) else overlap
+        self._queue: deque[tuple[int, str, Any]] = deque()
+        self._busy: set[int] = set()
+        # When a measurement began, by two clocks, and how many envs must still end during it.
+        self._measurement: tuple[int, int, int] | None = None
+        self.replays: list[Replay] = []
 
-    def attach(
-        self,
-        loop: OverlappedLoop,
-        first_env: int,
-        resets_in_step: bool,
-        copies: Sequence[Sequence[Copy]],
-    ) -> None:
-        """Takes the worker's loop, the index of its first env, who resets an env, and the envs."""
-        self.loop, self._first_env, self._resets_in_step = loop, first_env, resets_in_step
-        self._copies = copies
-        self._episodes = [-1] * self._num_envs
-        # The last seed that a reset was given, and the episode that it began.
-        self._seeded: list[tuple[int | None, int]] = [(None, 0)] * self._num_envs
-        self._given = [False] * self._num_envs  # whether the last reset was given something
-        self._looks_ahead = [True] * self._num_envs
-        loop.execute_by(self)
+    def make_loop(
+        self, envs: Sequence[Any], steppers: Sequence[Any], **arguments: Any
+    ) -> WorkerLoop:
+        """Makes the worker's loop, over replays."""
+        self._envs, self._steppers = envs, steppers
+        self._first_env: int = arguments["first_env"]
+        self._resets_in_step: bool = arguments["autoreset"].in_step
+        self.replays = [Replay() for _ in envs]
+        self.loop = OverlappedLoop(envs=self.replays, steppers=self.replays, **arguments)
+        self.loop.set_executor(self)
+        return self.loop
 
     # ---- which envs are busy -----------------------------------------------------------------
 
     def start(self, i: int, what: str, argument: Any) -> None:
-        """Has an env begin, now or when others have ended."""
-        self._waiting.append((i, what, argument))
-        self._begin_more()
+        """Has an env begin a call, now or when others have ended theirs."""
+        self._queue.append((i, what, argument))
+        self._begin_queued()
 
-    def _begin_more(self) -> None:
-        while self._waiting and self._num_running < self._most:
-            self._num_running += 1
-            self._begin(*self._waiting.popleft())
-        if self._learns and self._waiting and self._window is None:
-            self._window = monotonic_ns(), process_time_ns(), self._most
+    def _begin_queued(self) -> None:
+        while self._queue and len(self._busy) < self._max_busy:
+            i, what, argument = self._queue.popleft()
+            self._busy.add(i)
+            self.replays[i].outcomes.clear()
+            self._begin(i, what, argument)
+        if self._adapts and self._queue and self._measurement is None:
+            self._measurement = monotonic_ns(), process_time_ns(), self._max_busy
 
     def _finish(self, i: int, outcome: Outcome) -> None:
-        self._num_running -= 1
-        if self._learns:
-            self._learn()
-        self._begin_more()
-        self.loop.finish(i, outcome[:2])
+        self._busy.discard(i)
+        if self._adapts:
+            self._adapt_max_busy()
+        self._begin_queued()
+        self.loop.finish_env(i, outcome[:2])
 
-    def _learn(self) -> None:
+    def _adapt_max_busy(self) -> None:
         """Doubles the number of envs at once if others wait and the process uses little of a core.
 
-        It looks when as many have ended as may be busy at once, or when none waits any more.
+        A measurement ends when as many envs have ended as may be busy at once, or when none waits.
         """
-        if self._window is None:
+        if self._measurement is None:
             return
-        began, used, left = self._window
-        self._window = began, used, left - 1
-        if left > 1 and self._waiting:
+        began, used, left = self._measurement
+        self._measurement = began, used, left - 1
+        if left > 1 and self._queue:
             return
-        if process_time_ns() - used < _AWAKE * (monotonic_ns() - began):
-            self._most = min(2 * self._most, self._num_envs)
-        self._window = None
+        if process_time_ns() - used < _CPU_SHARE_LIMIT * (monotonic_ns() - began):
+            self._max_busy = min(2 * self._max_busy, len(self._envs))
+        self._measurement = None
 
     # ---- what they do ------------------------------------------------------------------------
 
-    def _now(self, i: int) -> Copy:
-        """The copy that plays an env's present episode."""
-        copies = self._copies[i]
-        return copies[max(0, self._episodes[i]) % len(copies)]
-
     def _begin(self, i: int, what: str, argument: Any) -> None:
-        self.replays[i].outcomes.clear()
         if what == "step":
-            copy = self._now(i)
-            self._launch(Work(i, what, copy, partial(copy.stepper.step, argument)))
+            function = partial(self._steppers[i].step, argument)
         elif what == "reset":
-            self._begin_reset(i, argument)
+            function = partial(_reset_env, self._envs[i], argument)
         else:
-            self._call(i, argument, self._now(i))
-
-    def _call(self, i: int, call: Any, copy: Copy) -> None:
-        function = partial(call.run, copy.env, self._first_env + i)
-        self._launch(Work(i, "call", copy, function, call))
-
-    def _begin_reset(self, i: int, arguments: dict[str, Any]) -> None:
-        """Begins the next episode."""
-        self._episodes[i] += 1
-        copy, promised = self._now(i), None
-        if copy.following is not None:
-            seed = arguments.get("seed")
-            options = arguments.get("options")
-            empty = options is None or (isinstance(options, Copies) and options.empty)
-            given = seed is not None or not empty
-            # Where all resets are given seeds, none is made ahead.
-            self._looks_ahead[i] = not (given and self._given[i])
-            self._given[i] = given
-            if seed is not None:
-                self._seeded[i] = seed, self._episodes[i]
-            if given:
-                if seed is None:
-                    arguments = arguments | _seeded(self._promise(i, self._episodes[i]))
-                copy.queue.clear()
-                if copy.running is not None:
-                    self.abandon(copy.running)
-            else:
-                promised = self._promise(i, self._episodes[i])
-                arguments = _seeded(promised)
-        function = partial(_reset, copy.env, arguments)
-        self._launch(Work(i, "reset", copy, function, promised=promised))
-
-    def _promise(self, i: int, episode: int) -> tuple[int, int | None]:
-        """An episode, and the seed for it that follows from the last one that was given."""
-        seed, since = self._seeded[i]
-        return episode, derived_seed(seed, 0, episode - since)
-
-    def _reset_ahead(self, i: int) -> None:
-        """Has the copies of the next episodes reset, once each."""
-        copies, episode = self._copies[i], self._episodes[i]
-        for later in range(episode + 1, episode + len(copies)) if self._looks_ahead[i] else ():
-            copy, promised = copies[later % len(copies)], self._promise(i, later)
-            if copy.promised != promised:
-                copy.promised, copy.ahead = promised, None
-                function = partial(copy.env.reset, **_seeded(promised))
-                self._launch(Work(-1, "reset", copy, function, promised=promised))
-
-    def _launch(self, work: Work) -> None:
-        """Has work done after what its copy has to do before."""
-        copy = work.copy
-        copy.queue.append(work)
-        if copy.running is None:
-            self._go_on(copy)
-        elif work.i >= 0:  # what it waits for is what takes its time
-            self.loop.begin(work.i, "reset", copy.running.began)
-
-    def _go_on(self, copy: Copy) -> None:
-        """Begins the next thing that a copy has to do."""
-        while copy.queue and copy.queue[0].i < 0 and copy.queue[0].promised != copy.promised:
-            copy.queue.popleft()  # it is for an episode that has begun without it
-        if not copy.queue:
-            return
-        work = copy.running = copy.queue.popleft()
-        work.began = monotonic_ns()
-        for waiting in copy.queue if work.i < 0 else ():
-            if waiting.i >= 0:
-                self.loop.begin(waiting.i, "reset", work.began)
-        if work.i >= 0:
-            self.loop.begin(work.i, work.what, work.began)
-            ahead = copy.ahead
-            if work.what == "reset":
-                copy.ahead = None
-                if ahead is not None and work.promised == copy.promised is not None:
-                    self.deliver(work, (*ahead[:2], (work.began, work.began)))
-                    return
+            function = partial(argument.run, self._envs[i], self._first_env + i)
+        work = Work(i, what, function, monotonic_ns())
+        self.loop.begin_env(i, what, work.start_ns)
         self.launch(work)
 
     def launch(self, work: Work) -> None:
-        """Has work done where its copy lives, and ``deliver`` called."""
+        """Has a call made where its env lives; then the loop's thread calls ``finish_work``."""
         raise NotImplementedError
 
-    def deliver(self, work: Work, outcome: Outcome) -> None:
-        """Has ``ended`` called soon, in the loop's thread."""
-        raise NotImplementedError
-
-    def abandon(self, work: Work) -> None:
-        """Ends work whose outcome is of no use, where that can be done."""
-
-    def ended(self, work: Work, outcome: Outcome) -> None:
-        """Takes the outcome of work, in the loop's thread."""
-        i, copy = work.i, work.copy
-        if copy.running is work:
-            copy.running = None
-            if i < 0 and work.promised == copy.promised:
-                copy.ahead = outcome
-            self._go_on(copy)
-        if i < 0:
-            return
-        self.loop.end(i)
-        if work.what == "call":
-            if not self._has_called(work, outcome):
-                return
-        else:
+    def finish_work(self, work: Work, outcome: Outcome) -> None:
+        """Takes the outcome of a call, in the loop's thread."""
+        i = work.i
+        self.loop.end_env(i)
+        if work.operation != "call":
             self.replays[i].outcomes.append(outcome)
-        if work.what == "step" and self._resets_in_step and _is_over(outcome):
+        if work.operation == "step" and self._resets_in_step and _ends_episode(outcome):
             try:
-                # Copies: an env may reuse its arrays in reset().
+                # These are copied, because an env may reuse its arrays in reset().
                 value = outcome[0]
-                value = copied(value[0]), *value[1:4], copied(value[4])
+                value = deep_copy(value[0]), *value[1:4], deep_copy(value[4])
             except Exception:
-                pass  # the loop finds the same error, which is the answer
+                pass  # the loop raises the same error, and answers with it
             else:
                 self.replays[i].outcomes[0] = value, *outcome[1:]
-                self._begin_reset(i, {})
+                self._begin(i, "reset", self.loop.next_reset_arguments(i))
                 return
-        if work.what == "reset":
-            self._reset_ahead(i)
         self._finish(i, outcome)
 
-    def _has_called(self, work: Work, outcome: Outcome) -> bool:
-        """Whether a call is done in all copies that it is for; has the next one make it."""
-        i, now = work.i, self._now(work.i)
-        later = work.copy.following
-        if later is None or not work.call.for_copies:
-            return True
-        if later is not now and outcome[1] is None:
-            self._call(i, work.call, later)
-            return False
-        for copy in self._copies[i]:  # reset() may read what was set
-            if copy is not now:
-                copy.promised = copy.ahead = None
-        if self._episodes[i] >= 0:
-            self._reset_ahead(i)
-        return True
 
-    # ---- the worker's life -------------------------------------------------------------------
-
-    def run_all(self, calls: Mapping[int, Callable[[], Any]]) -> dict[int, Result]:
-        """Makes calls where copies live, by their lanes, at once; waits for all of them."""
-        raise NotImplementedError
-
-    def run(self, lane: int, call: Callable[[], Any]) -> Any:
-        """Makes a call where a copy lives, and waits for it."""
-        value, error = self.run_all({lane: call})[lane]
-        return value if error is None else _raise(error)
-
-    def interrupt(self, limits: tuple[float | None, float | None]) -> None:
-        """Interrupts what takes longer than its limit, where that can be done."""
-
-    def serve(self, alarm: Alarm) -> None:
-        """Serves requests until one to close, or until the parent is gone."""
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """Ends what runs envs, once they are closed."""
+def _reset_env(env: Any, arguments: dict[str, Any]) -> Any:
+    """Resets an env with copies of the options, or returns the reset to be awaited."""
+    return env.reset(**{name: new_copy(value) for name, value in arguments.items()})
 
 
-def _seeded(promised: tuple[int, int | None]) -> dict[str, Any]:
-    """The arguments of a reset for an episode."""
-    seed = promised[1]
-    return {} if seed is None else {"seed": seed}
-
-
-def _reset(env: Any, arguments: dict[str, Any]) -> Any:
-    """Resets an env, with options of its own; of a coroutine function, begins that."""
-    return env.reset(**{name: copied_from(value) for name, value in arguments.items()})
-
-
-def _is_over(outcome: Outcome) -> bool:
+def _ends_episode(outcome: Outcome) -> bool:
     """Whether the outcome of a step says that an episode is over."""
     value, error, _ = outcome
     try:
         return error is None and len(value) == 5 and bool(value[2] or value[3])
-    except Exception:  # the loop finds what is wrong with it
+    except Exception:  # the loop reports what is wrong with it
         return False
 
 
-class EnvThreads(Executor):
-    """A thread for each copy."""
+class EnvThread:
+    """A thread in which an env is built, used and closed."""
+
+    _count = 0
+
+    def __init__(self, begin: Callable[[], object] = lambda: None) -> None:
+        """Starts the thread, which calls ``begin`` first."""
+        EnvThread._count += 1
+        sys.setswitchinterval(
+            max(sys.getswitchinterval(), _SWITCH_INTERVAL_PER_THREAD_S * EnvThread._count)
+        )
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._calls.put(partial(try_call, begin))
+        # It is a daemon, because the process must be able to end while an env hangs.
+        threading.Thread(
+            target=_run_calls, args=(self._calls,), name="shmvec env", daemon=True
+        ).start()
+
+    def put(self, call: Callable[[], object]) -> None:
+        """Queues a call, which must not raise."""
+        self._calls.put(call)
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Queues a call, and waits for its result."""
+        results: SimpleQueue[Result] = SimpleQueue()  # faster than a future
+        self._calls.put(partial(_put_result, results, call))
+        return unwrap(results.get())
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """Queues a call; returns a future of its result."""
+        future: Future[Any] = Future()
+        self._calls.put(partial(_set_future, future, call))
+        return future
+
+    def end(self) -> None:
+        """Ends the thread after the calls that are queued."""
+        self._calls.put(None)
+
+
+def _run_calls(calls: SimpleQueue[Callable[[], object] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # so that its objects are freed before the next call comes
+
+
+def _put_result(results: SimpleQueue[Result], call: Callable[[], Any]) -> None:
+    result = try_call(call)
+    end_forks()
+    results.put(result)
+
+
+def _set_future(future: Future[Any], call: Callable[[], Any]) -> None:
+    if future.set_running_or_notify_cancel():
+        value, error = try_call(call)
+        end_forks()
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+            del error, future  # otherwise its traceback would keep it alive
+
+
+class EnvThreads(OverlappingExecutor):
+    """A thread for each env.
+
+    Attributes:
+        threads: The threads.
+    """
 
     def __init__(
-        self, most: int | None, num_envs: int, begin: Callable[[], object] = lambda: None
+        self, overlap: int | str, num_envs: int, begin: Callable[[], object] = lambda: None
     ) -> None:
-        """Prepares for envs; each thread starts when its copy is built.
-
-        Args:
-            most: As for an Executor.
-            num_envs: Likewise.
-            begin: What each thread calls first.
-        """
-        super().__init__(most, num_envs)
-        self._begin_thread = begin
-        self._patience_s = 0.0
-        self._inboxes: list[SimpleQueue[Callable[[], object] | None]] = []
+        """Starts ``num_envs`` threads, each of which calls ``begin`` first."""
+        super().__init__(overlap)
+        self.threads = [EnvThread(begin) for _ in range(num_envs)]
         self._outcomes: deque[tuple[Work, Outcome]] = deque()
         self._alarm: Alarm
 
-    def run_all(self, calls: Mapping[int, Callable[[], Any]]) -> dict[int, Result]:
-        """Makes calls in copies' threads, at once, and waits for all of them.
+    def run_all(
+        self, calls: Mapping[int, Callable[[], Any]], timeout_after_error: float | None = None
+    ) -> dict[int, Result]:
+        """Makes calls in the envs' threads, at once, and waits for all of them.
 
-        A copy that is still being reset ahead is waited for for some seconds, and then given up.
+        An env that is still busy with an earlier call gets an error instead of being waited for.
         """
-        answers: SimpleQueue[tuple[int, Result]] = SimpleQueue()
-        late = {copy.lane for copies in self._copies for copy in copies if copy.running}
-
-        def answer(lane: int) -> None:
-            late.discard(lane)
-            answers.put((lane, called(calls[lane])))
-
-        for lane in calls:
-            self._thread(lane).put(partial(answer, lane))
-        found: dict[int, Result] = {}
-        end = monotonic() + self._patience_s
-        while len(found) < len(calls):
-            try:
-                lane, result = answers.get(timeout=max(0.01, end - monotonic()) if late else None)
-            except Empty:
-                if not calls.keys() <= found.keys() | late:
-                    continue
-                error = TimeoutError("it was not closed: what it was asked before does not end")
-                return {lane: (None, error) for lane in calls} | found
-            found[lane] = result
-        return found
-
-    def _thread(self, lane: int) -> SimpleQueue[Callable[[], object] | None]:
-        """The inbox of a copy's thread."""
-        while len(self._inboxes) <= lane:
-            sys.setswitchinterval(max(sys.getswitchinterval(), _SWITCH_S * len(self._inboxes)))
-            inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-            inbox.put(partial(called, self._begin_thread))
-            self._inboxes.append(inbox)
-            # A daemon: the process must end although an env hangs.
-            threading.Thread(target=_obey, args=(inbox,), name="shmvec env", daemon=True).start()
-        return self._inboxes[lane]
+        futures = {i: self.threads[i].submit(call) for i, call in calls.items()}
+        if timeout_after_error is not None:
+            wait(futures.values(), return_when=FIRST_EXCEPTION)
+            wait(futures.values(), timeout_after_error)
+            return {i: try_call(future.result) for i, future in futures.items() if future.done()}
+        wait(futures[i] for i in futures.keys() - self._busy)
+        error = TimeoutError("it was not closed: what it was asked before does not end")
+        return {
+            i: (None, error) if future.cancel() else try_call(future.result)
+            for i, future in futures.items()
+        }
 
     def launch(self, work: Work) -> None:
-        """Puts work into the inbox of its copy's thread."""
-        self._inboxes[work.copy.lane].put(partial(self._work, work))
+        """Has the env's thread make the call."""
+        self.threads[work.i].put(partial(self._run_work, work))
 
-    def _work(self, work: Work) -> None:
-        value, error = called(work.function)
+    def _run_work(self, work: Work) -> None:
+        value, error = try_call(work.function)
         end_forks()
         if error is None and inspect.isawaitable(value):
             if inspect.iscoroutine(value):
-                value.close()  # or it would be warned about
+                value.close()  # otherwise Python would warn that it was never awaited
             error = TypeError(
-                f"{work.what}() returned something to be awaited, and the env's own step and reset "
-                "are no coroutine functions: it lives in a thread, without an event loop"
+                f"{work.operation}() returned something to be awaited, and the env's own step and "
+                "reset are no coroutine functions: it lives in a thread, without an event loop"
             )
-        self._outcomes.append((work, (value, error, (work.began, monotonic_ns()))))
+        self._outcomes.append((work, (value, error, (work.start_ns, monotonic_ns()))))
         self._alarm.ring()
 
-    def deliver(self, work: Work, outcome: Outcome) -> None:
-        """Has ``ended`` called soon."""
-        self._outcomes.append((work, outcome))
-
     def serve(self, alarm: Alarm) -> None:
-        """Serves requests until one to close, or until the parent is gone."""
+        """Serves requests until one asks to close, or until the parent is gone."""
         self._alarm = alarm
-        self._serve(alarm)
-        self._patience_s = PATIENCE_S  # else it broke, and envs may be in the middle of anything
-
-    def _serve(self, alarm: Alarm) -> None:
         loop, outcomes, is_open = self.loop, self._outcomes, True
-        while is_open or loop.in_progress:
+        while is_open or loop.num_busy:
             while outcomes:
-                self.ended(*outcomes.popleft())
+                self.finish_work(*outcomes.popleft())
             is_open = is_open and loop.serve_pending()
             try:
-                if loop.sleep() and not outcomes and (is_open or loop.in_progress):
+                if loop.announce_sleep() and not outcomes and (is_open or loop.num_busy):
                     alarm.doze()
             finally:
-                loop.awake()
+                loop.end_sleep()
             if not alarm.parent_alive():
                 return
 
     def end(self) -> None:
         """Ends the threads, once the envs are closed."""
-        for inbox in self._inboxes:
-            inbox.put(None)
-
-
-def _obey(inbox: SimpleQueue[Callable[[], object] | None]) -> None:
-    """The main function of a copy's thread."""
-    while (call := inbox.get()) is not None:
-        call()
-        del call  # not kept until the next one comes
-
-
-def called(call: Callable[[], Any]) -> Result:
-    """Makes a call; returns what it has returned, and raised."""
-    try:
-        return call(), None
-    except BaseException as error:
-        return None, error
+        for thread in self.threads:
+            thread.end()

@@ -1,8 +1,8 @@
 """Imports the modules that workers need once, before the workers are forked.
 
-Workers that are forked after an import share its time and its memory; a module that each worker
-imports by itself costs each of them both. Only a run of an env function shows which modules it
-needs: so the first worker reports them, and the process that forks the others imports them.
+Workers that are forked after an import share its time and its memory. Only a run of an env function
+shows which modules it needs, so the first worker reports them, and the process that forks the
+others imports them.
 """
 
 from __future__ import annotations
@@ -20,101 +20,103 @@ from typing import Any
 import numpy as np
 
 from shmvec._pickling import share_classes
-from shmvec._processes.libraries import fresh_openmp, loaded_openmp
+from shmvec._processes.libraries import note_libraries
 
-__all__ = ["Imports", "import_ahead", "import_reported", "num_threads", "ready_to_fork", "reported"]
+__all__ = [
+    "ImportRecorder",
+    "preimport",
+    "import_reported",
+    "num_threads",
+    "prepare_to_fork",
+    "reported_modules",
+]
 
-# After an import of one of these, every fork causes a warning, or does not work.
-_NEVER_BEFORE_A_FORK = frozenset({"jax", "jaxlib", "tensorflow"})
-_NO_MODULES = frozenset({"__main__", "__mp_main__"})
-_IMPORTER = "<frozen importlib._bootstrap>"
+# After an import of one of these, a fork causes a warning or does not work.
+_UNSAFE_BEFORE_FORK = frozenset({"jax", "jaxlib", "tensorflow"})
+_MAIN_MODULES = frozenset({"__main__", "__mp_main__"})
+_IMPORTLIB_FILE = "<frozen importlib._bootstrap>"
 
-# The modules that first workers of vector envs, forked from this process, have reported.
-reported: list[str] = []
+# The modules that first workers, which were forked from this process, have reported.
+reported_modules: list[str] = []
 
-_content_of = vars(types.ModuleType)["__dict__"].__get__  # bypasses the module's attributes
+_module_dict = vars(types.ModuleType)["__dict__"].__get__  # bypasses a module's own attributes
 
 
-class Imports:
-    """Notes which modules this process imports, while it is entered."""
+class ImportRecorder:
+    """A context that records which modules this process imports."""
 
-    def __init__(self) -> None:
-        """Notes the present state, which imports may change."""
-        self._begun: dict[str, None] = {}  # imports, in the order in which they began
-        self._path = list(sys.path)
-        self._threads = num_threads()
+    def __enter__(self) -> ImportRecorder:
+        """Begins to record imports, and notes the state that they may change."""
+        self._module_names: dict[str, None] = {}  # in their order, which sys.modules does not keep
+        self._path, self._threads = list(sys.path), num_threads()
         self._sets_variables = False
-
-    def __enter__(self) -> Imports:
-        """Begins to note imports."""
         self._putenv, self._unsetenv = os.putenv, os.unsetenv
         sys.meta_path.insert(0, self)
-        # os.environ calls these functions, too.
-        os.putenv = self._noting(os.putenv)
-        os.unsetenv = self._noting(os.unsetenv)
+        # os.environ also calls these functions.
+        os.putenv = self._recorded(os.putenv)
+        os.unsetenv = self._recorded(os.unsetenv)
         return self
 
     def __exit__(self, *details: object) -> None:
-        """Ends noting imports, and restores the functions."""
+        """Ends the recording, and restores the functions."""
         sys.meta_path.remove(self)
         os.putenv, os.unsetenv = self._putenv, self._unsetenv
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Notes an import, as the first finder that is asked for the module."""
-        self._begun.setdefault(name)
+        """Records an import, as the first finder that is asked for the module."""
+        self._module_names.setdefault(name)
 
-    def _noting(self, change: Callable[..., None]) -> Callable[..., None]:
+    def _recorded(self, change: Callable[..., None]) -> Callable[..., None]:
         begin = sys._getframe(2)
 
-        def noted(*arguments: Any) -> None:
-            # A module that sets variables on import sets them in every process that imports it.
+        def change_and_note(*arguments: Any) -> None:
+            # Variables that an import sets are set in every process that imports the module.
             self._sets_variables |= not _is_importing(begin)
             change(*arguments)
 
-        return noted
+        return change_and_note
 
     def modules(self) -> list[str]:
         """The names of modules that may be imported before other workers are forked.
 
-        There are none if environment variables or ``sys.path`` were changed, since imports depend
-        on these, or if threads were started, which no fork survives.
+        There are none if an env function has changed environment variables or ``sys.path``, on
+        which imports depend, or if threads were started, which do not exist in a fork.
         """
         if self._sets_variables or sys.path != self._path or num_threads() > self._threads:
             return []
-        found = [
+        names = [
             name
-            for name in self._begun
+            for name in self._module_names
             if name in sys.modules and _is_importable(name, sys.modules[name])
         ]
-        tops = {name.partition(".")[0] for name in found}
-        return found if tops.isdisjoint(_NEVER_BEFORE_A_FORK) else []
+        packages = {name.partition(".")[0] for name in names}
+        return names if packages.isdisjoint(_UNSAFE_BEFORE_FORK) else []
 
 
 def _is_importing(end: types.FrameType) -> bool:
     """Whether the caller's caller runs within an import that began inside frame ``end``."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame is not end:
-        if frame.f_code.co_filename == _IMPORTER:
+        if frame.f_code.co_filename == _IMPORTLIB_FILE:
             return True
         frame = frame.f_back
     return False
 
 
 def _is_importable(name: str, module: Any) -> bool:
-    """Whether an import of that name makes that module, by its spec."""
-    if name in _NO_MODULES or not issubclass(type(module), types.ModuleType):
+    """Whether the module's spec says that an import of this name makes it."""
+    if name in _MAIN_MODULES or not issubclass(type(module), types.ModuleType):
         return False
-    return getattr(_content_of(module).get("__spec__"), "name", None) == name
+    return getattr(_module_dict(module).get("__spec__"), "name", None) == name
 
 
 def num_threads() -> int:
-    """The number of threads of this process, those of libraries included."""
+    """The number of this process's threads, including those of libraries."""
     return len(os.listdir("/proc/self/task"))
 
 
-@contextmanager
-def ready_to_fork(preload: Iterable[str] = ()) -> Iterator[None]:
-    """A context in which forked workers share modules and classes with this process.
+def prepare_to_fork(preload: Iterable[str]) -> None:
+    """Has workers that are forked from this process share modules and classes with it.
 
     Args:
         preload: Names of modules to import.
@@ -122,28 +124,26 @@ def ready_to_fork(preload: Iterable[str] = ()) -> Iterator[None]:
     Raises:
         ImportError: One of them cannot be imported.
     """
-    with fresh_openmp():
-        with _kept_generators():
-            for name in preload:
-                importlib.import_module(name)
-        share_classes()
-        loaded_openmp()
-        yield
+    with _preserve_generators():
+        for name in preload:
+            importlib.import_module(name)
+    share_classes()
+    note_libraries()
 
 
 def import_reported() -> None:
     """Imports the reported modules in this process, for workers that it is about to fork."""
-    if reported:
-        with _kept_generators():
-            import_ahead(reported)
-        reported.clear()
+    if reported_modules:
+        with _preserve_generators():
+            preimport(reported_modules)
+        reported_modules.clear()
         share_classes()
-        loaded_openmp()
+        note_libraries()
 
 
 @contextmanager
-def _kept_generators() -> Iterator[None]:
-    """Restores the global generators at the end: modules may seed them."""
+def _preserve_generators() -> Iterator[None]:
+    """Restores the global generators at the end, because modules may seed them."""
     state, array_state = random.getstate(), np.random.get_state(legacy=False)
     try:
         yield
@@ -152,15 +152,14 @@ def _kept_generators() -> Iterator[None]:
         np.random.set_state(array_state)
 
 
-def import_ahead(names: Iterable[str], quiet: bool = True) -> None:
+def preimport(names: Iterable[str], quiet: bool = True) -> None:
     """Imports modules for processes that will be forked from this one.
 
-    Errors are not reported here: a process that needs a module that cannot be imported imports it
-    itself, and reports the error.
+    Errors are ignored here. A process that needs the module imports it itself, and reports them.
 
     Args:
         names: The names of the modules.
-        quiet: Whether warnings are discarded: the first worker has shown them already.
+        quiet: Whether warnings are discarded, because the first worker has shown them.
     """
     for name in names:
         if name in sys.modules:

@@ -1,8 +1,8 @@
 """Starts, watches and ends worker processes, and exchanges with them all messages except steps.
 
-Whether a process lives is known by its pidfd alone: other code may use SIGCHLD and ``waitpid``, and
-other processes may hold the end of a pipe. Whatever happens, ``stop`` leaves no process and no
-descriptor behind.
+Only its pidfd tells whether a process lives: other code may use SIGCHLD and ``waitpid``, and other
+processes may hold the end of a pipe. Whatever happens, ``stop`` leaves no process and no descriptor
+behind.
 """
 
 from __future__ import annotations
@@ -15,213 +15,257 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import process as mp_process
 from pickle import loads
 from threading import RLock
-from typing import Any
+from typing import Any, cast
 
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec import _pickling as _classes
+from shmvec import _pickling
 from shmvec._core import Alarms, Channel, Segment, reap_marked
 from shmvec._cores import time_on_cores, usable_cores
-from shmvec._hints import naming_limits
+from shmvec._hints import explain_process_limits
 from shmvec._memory.parcels import Depot, Parcel
-from shmvec._memory.segment import Kept
-from shmvec._processes.control import Attachment, Imported, Report, Resets
+from shmvec._memory.segment import SharedDescriptors
+from shmvec._processes.control import Attachment, ImportReport, Report, Resets
 from shmvec._processes.descendants import end_families, new_mark
+from shmvec._processes.host import EnvFn
+from shmvec._processes.inline import InlineWorker
 from shmvec._processes.launcher import Launcher
-from shmvec._processes.output import WorkerStderr, copy_stderr
-from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of, waits_for_lock
+from shmvec._processes.output import WorkerStderr, copy_stderr, finish_copying, pause_copying
+from shmvec._processes.stacks import BusyWorker, HangLog, HangWatch, read_stack, waits_for_lock
+from shmvec._processes.worker_process import SIGKILL_TIMEOUT_S
 from shmvec.faults import (
     Failure,
     WorkerCrashError,
-    crash,
-    ends,
+    crash_error,
+    describe_exits,
     note_failures,
-    stack_text,
-    stderr_text,
+    stack_section,
+    stderr_section,
 )
 
 __all__ = ["Supervisor"]
 
 log = logging.getLogger("shmvec")
 
-_KILL_AFTER_S = 2.0  # for a process to obey SIGTERM
-_KILLED_S = 10.0  # for a killed process to end; one that hangs in the kernel does not
-_LAST_WORDS_S = 1.0  # for a process to end after its channel broke
-_ORPHANS_PATIENCE_S = 0.1  # for processes that a dead worker has started to obey SIGTERM
-_OTHERS_FAIL_S = 5.0  # for the other workers to report, once one could not build its envs
+_SIGTERM_TIMEOUT_S = 2.0  # for a process to obey SIGTERM
+_EXIT_TIMEOUT_S = 1.0  # for a process to end after its channel broke
+_FAMILY_SIGTERM_TIMEOUT_S = 0.1  # for what a dead worker has started to obey SIGTERM
+_OTHER_REPORTS_TIMEOUT_S = 5.0  # for the other workers to report, once one could not build its envs
 _SLICE_S = 0.05  # between two checks or reminders
-_FIRST_S = 10.0  # for the first worker to build an env before the others are started
-_LOOK_S = 0.25  # between two checks whether the first worker is busy
-_BUSY = 0.1  # of a core: a process that uses less is asleep
-_CLOSED = "The vector env was closed during this call."
-_LOCK_OF_FORK = (
+_FIRST_WORKER_TIMEOUT_S = 10.0  # for the first worker to build an env before others are started
+_CPU_CHECK_INTERVAL_S = 0.25  # between two checks whether the first worker is busy
+_BUSY_CPU_SHARE = 0.1  # of a core; a process that uses less is asleep
+_CLOSED_MESSAGE = "The vector env was closed during this call."
+_FORK_LOCK_HINT = (
     "(it waits for a lock or a thread. If another thread of the program held that lock as this "
     "worker was forked, it stays locked; context='forkserver' starts workers without that)"
 )
-_CHANGING_S = 10.0  # for a thread that replaces workers to notice that they are being ended
+_REPLACEMENT_TIMEOUT_S = 10.0  # for a thread that replaces workers to notice their end
+
+
+def _identity(message: Any) -> Any:
+    return message
 
 
 class Supervisor:
-    """The worker processes of one vector env.
+    """The workers of one vector env: processes, and perhaps the caller as the last worker.
+
+    The caller steps envs like OpenMP's master thread. Where there are few cores, it then need not
+    hand its core to a worker, and get it back, in each batch step.
 
     Attributes:
         ranges: The envs of each worker.
         processes: The processes.
         channels: The control channels to them.
-        doing: The last command, for messages.
+        last_command: The last command, for messages.
         stopped: Whether the workers were stopped, or are about to be.
         ended: Whether nothing of them is left.
         start_s: Seconds until all had built their envs.
-        changing: The lock held while workers are replaced.
-        kept: Memory, besides the segment, that workers which are started later also need.
-        alarms: Descriptors that wake workers which doze.
+        replacement_lock: The lock held while workers are replaced.
+        shared_descriptors: Memory besides the segment, for workers that are started later.
+        alarms: Descriptors by which sleeping workers are woken.
+        serve_inline: Serves the pending requests to the caller's envs; None: it has none.
     """
 
-    inline: Callable[[], None] | None = None  # see InlineWorker
-    # Bound here, because other code may patch the modules.
-    pack = staticmethod(_classes.dumps)
-    unpack = staticmethod(loads)
+    # These are bound here because other code may patch the modules.
+    pack: Callable[[Any], Any] = staticmethod(_pickling.dumps)
+    unpack: Callable[[Any], Any] = staticmethod(loads)
 
     def __init__(
-        self, launcher: Launcher, ranges: Sequence[range], hang_warning_s: float | None
+        self,
+        launcher: Launcher | None,
+        ranges: Sequence[range],
+        hang_warning_s: float | None,
+        caller_env_fns: Sequence[EnvFn] | None = None,
     ) -> None:
-        """Prepares a process for each range of envs; the last argument is that of ``Hangs``."""
+        """Prepares a worker for each range of envs.
+
+        Args:
+            launcher: Starts the processes; None: there are none.
+            ranges: The envs of each worker.
+            hang_warning_s: As for ``HangLog``.
+            caller_env_fns: The functions that make the caller's envs, if the caller is the last
+                worker; None: all workers are processes.
+        """
         self.ranges = list(ranges)
-        self._indices = range(len(self.ranges))  # the workers that are processes
-        self.doing = "start"
+        # The workers that are processes.
+        self._process_indices = range(len(self.ranges) - (caller_env_fns is not None))
+        self._inline_worker: InlineWorker | None = None
+        self.serve_inline: Callable[[], None] | None = None
+        if not self._process_indices:
+            self.pack = self.unpack = _identity
+        if caller_env_fns is not None:
+            # If there are processes, messages to the caller's envs are pickled, too: all envs get
+            # copies of what they are sent.
+            index, first_env = len(self._process_indices), self.ranges[-1].start
+            self._inline_worker = InlineWorker(
+                caller_env_fns, index, first_env, self.pack, self.unpack
+            )
+            self.serve_inline = self._inline_worker.serve
+        self._inline_resets = Resets((), [])  # for the caller's envs when they are replaced
+        self.last_command = "start"
         self.stopped = False
         self.processes: list[Any] = []
         self.channels: list[Any] = []
-        self._hangs = Hangs(hang_warning_s, self.ranges)
-        self._launcher = launcher
-        self._owner = os.getpid()
-        self._ending = RLock()  # held while workers are ended; reentrant: retried after Ctrl-C
+        self._hang_log = HangLog(hang_warning_s, self.ranges)
+        self._launcher = cast(Launcher, launcher)  # only used if there are processes
+        self._owner_pid = os.getpid()
+        # Both locks are reentrant: after Ctrl-C the call is retried, and a signal's handler may end
+        # the workers in the middle of a replacement.
+        self._end_lock = RLock()  # held while workers are ended
         self.ended = False
         self.start_s = 0.0
-        self.changing = RLock()  # reentrant: a signal's handler may end them in the middle
-        self._begun = -1  # the worker whose process is being started in place of another
-        # The workers of which this was done and that are not attached, with what they then need.
-        self._starting: dict[int, tuple[Resets, Watch]] = {}
+        self.replacement_lock = RLock()
+        self._launching = -1  # the worker whose process is being started in place of another
+        # Replacements whose process runs, but which are not attached yet, by worker.
+        self._pending_starts: dict[int, tuple[Resets, HangWatch]] = {}
         self._stderrs: list[WorkerStderr] = []
-        self._marks = [0] * len(self.ranges)  # of what each worker has started
-        self._parents: set[int] = set()  # workers whose families were not ended yet
-        self._up = [False] * len(self.ranges)
+        self._marks = [0] * len(self.ranges)  # of each worker's family
+        self._unended_families: set[int] = set()  # workers whose families were not ended yet
+        self._attached = [False] * len(self.ranges)
         self.alarms = Alarms()
-        # A worker that is started later needs these as well.
+        # Workers that are started later need these as well.
         self._depots: list[Depot] = []
         self._attachment: Attachment | None = None
-        self._descriptor = -1
-        self.kept = Kept()
+        self._segment_descriptor = -1
+        self.shared_descriptors = SharedDescriptors()
 
-    def is_here(self, index: int) -> bool:
-        """Whether a worker's envs are in this process."""
-        return False
+    def is_inline(self, index: int) -> bool:
+        """Whether a worker is the caller, whose envs are in this process."""
+        return index >= len(self._process_indices)
 
     # ---- starting ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the processes. If that fails, the caller must stop them.
+        """Starts the processes. If this raises, call ``stop``.
 
         Raises:
-            OSError: There is no /proc, by which processes and their threads are found.
+            OSError: There is no /proc, where processes and their threads are found.
         """
-        if not os.path.exists("/proc/self/status"):
+        if self._process_indices and not os.path.exists("/proc/self/status"):
             raise OSError(
                 errno.ENOENT,
                 "workers need /proc, which is not mounted here (mount -t proc proc /proc); "
                 "num_workers=0 does not",
             )
         self.start_s = -time.monotonic()
-        with naming_limits(), self._not_stopped():
-            self._start()
+        with explain_process_limits(), self._hold_off_stop():
+            if self._process_indices:
+                self._start_processes()
+            if self._inline_worker is not None:
+                self.channels.append(self._inline_worker.channel)
 
     @contextlib.contextmanager
-    def _not_stopped(self) -> Iterator[None]:
-        """Has ``stop`` of another thread wait until all that the block makes is known.
+    def _hold_off_stop(self) -> Iterator[None]:
+        """Lets another thread's ``stop`` begin only after the block, which starts processes.
 
         Raises:
             ClosedEnvironmentError: It was stopped before.
         """
-        with self.changing:
+        with self.replacement_lock:
             if self.stopped:
-                raise ClosedEnvironmentError(_CLOSED)
+                raise ClosedEnvironmentError(_CLOSED_MESSAGE)
             yield
 
-    def _start(self) -> None:
+    def _start_processes(self) -> None:
         # With a core for each worker, it is faster if all of them import at the same time.
-        learns = self._launcher.may_learn and len(self._indices) > usable_cores()
-        with self._launcher.ready():
-            for index in self._indices:
-                self._launch(index, self._keep)
-                self._stderrs.append(WorkerStderr(self.channels[index], (id(self), index)))
-                if index == 0 and learns:
-                    copy_stderr()
-                    self._learn_from_first()
-        copy_stderr()  # after the forks, which must not see a second thread
+        few_cores = len(self._process_indices) > usable_cores()
+        shares_imports = self._launcher.shares_imports and few_cores
+        first_lines: dict[bytes, int] = {}
+        self._launcher.prepare()
+        # The thread that copies stderr is ended before each fork. Pausing it ends it only once.
+        pause_copying()
+        for index in self._process_indices:
+            self._launch(index, self._add_process)
+            self._stderrs.append(WorkerStderr(self.channels[index], index, first_lines))
+            if index == 0 and shares_imports:
+                copy_stderr()
+                self._wait_for_first_imports()
+                pause_copying()
+        copy_stderr()
 
-    def _keep(self, process: Any, channel: Channel) -> None:
+    def _add_process(self, process: Any, channel: Channel) -> None:
         self.channels.append(channel)
         self.processes.append(process)
 
-    def _learn_from_first(self) -> None:
+    def _wait_for_first_imports(self) -> None:
         """Waits until the first worker reports what it has imported to build an env.
 
-        The wait ends if that worker sleeps: its env may wait for another env, or for a program.
+        The wait ends if that worker sleeps, since its env may wait for another env or a program.
         """
         process, channel = self.processes[0], self.channels[0]
-        end = time.monotonic() + _FIRST_S
-        wanted, look = -1.0, 0.0  # CPU seconds by which it is busy; when they are read next
+        end = time.monotonic() + _FIRST_WORKER_TIMEOUT_S
+        cpu_s, next_check = -1.0, 0.0  # CPU seconds at the last check; when the next one is due
         while channel.find(0) is None and not process.has_ended() and channel.broken is None:
             now = time.monotonic()
-            if now > look:
-                before, wanted = wanted, sum(filter(None, time_on_cores(process.pid)))
-                if now > end or wanted < before + _BUSY * _LOOK_S:
+            if now > next_check:
+                before, cpu_s = cpu_s, sum(filter(None, time_on_cores(process.pid)))
+                if now > end or cpu_s < before + _BUSY_CPU_SHARE * _CPU_CHECK_INTERVAL_S:
                     return
-                look = now + _LOOK_S
+                next_check = now + _CPU_CHECK_INTERVAL_S
             self.listen([0], _SLICE_S)
         message = channel.find(0)
-        if message is not None and isinstance(content := self.unpack(message.content), Imported):
+        content = None if message is None else self.unpack(message.content)
+        if isinstance(content, ImportReport):
             channel.take(0)
-            self._launcher.learn(content.modules)
+            self._launcher.share_imports(content.modules)
 
-    def reports(self, own: Mapping[int, Report | Failure] | None = None) -> list[Report | Failure]:
-        """Waits until every worker has built its envs; one report a worker.
+    def collect_reports(self) -> list[Report | Failure]:
+        """Builds the caller's envs, and waits until all are built; returns one report a worker.
 
         Once a worker has failed, the others get a few seconds to report their failures, too; they
         may be waiting for the failed one. Workers that have not reported by then, or when this wait
         is interrupted, are ended.
 
-        Args:
-            own: Reports that are known already, of workers that are no processes.
-
         Raises:
-            WorkerCrashError: Workers have died instead; it names what the envs of others raised.
+            WorkerCrashError: Workers have died. The error also tells what other envs have raised.
         """
-        reports: dict[int, Report | Failure] = dict(own or {})
+        reports: dict[int, Report | Failure] = {}
         dead: list[int] = []
-        waiting = list(self._indices)
+        waiting = list(self._process_indices)
         end = math.inf
-        for failure in reports.values():
-            if isinstance(failure, Failure):
-                broken_off = failure.type in ("KeyboardInterrupt", "SystemExit")
-                end = time.monotonic() + (0.0 if broken_off else _OTHERS_FAIL_S)
-        building = Watch(self._hangs, "has been building its envs")
+        if self._inline_worker is not None:
+            reports[len(self._process_indices)] = own = self._inline_worker.build()
+            if isinstance(own, Failure):
+                is_interrupt = own.type in ("KeyboardInterrupt", "SystemExit")
+                end = time.monotonic() + (0.0 if is_interrupt else _OTHER_REPORTS_TIMEOUT_S)
+        building = HangWatch(self._hang_log, "has been building its envs")
         try:
             while waiting and time.monotonic() < end:
                 self.listen(waiting, _SLICE_S)
-                building.look(waiting, self._where)
+                building.check(waiting, self._describe)
                 for index in list(waiting):
-                    message, lost = self._next_message(index)
+                    message, lost = self._find_start_message(index)
                     if message is not None:
                         content = self.unpack(message.content)
                         self.channels[index].take(0)
-                        if isinstance(content, Imported):
-                            self._launcher.learn(content.modules)
+                        if isinstance(content, ImportReport):
+                            self._launcher.share_imports(content.modules)
                             continue
                         reports[index] = content
                     elif lost:
@@ -230,12 +274,12 @@ class Supervisor:
                         continue
                     waiting.remove(index)
                     if index not in reports or isinstance(reports[index], Failure):
-                        end = min(end, time.monotonic() + _OTHERS_FAIL_S)
+                        end = min(end, time.monotonic() + _OTHER_REPORTS_TIMEOUT_S)
         finally:
-            # These workers still build envs, and their reports are not needed any more.
-            self._check_ended(self._end(waiting))
+            # These workers are still building envs, and their reports are no longer needed.
+            self._raise_survivors(self._terminate(waiting))
         if dead:
-            error = self.crash(sorted(dead))
+            error = self.crash_error(sorted(dead))
             note_failures(error, [each for each in reports.values() if isinstance(each, Failure)])
             raise error
         self.start_s += time.monotonic()
@@ -243,116 +287,129 @@ class Supervisor:
 
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Hands the segment to the workers and waits until all have attached."""
-        with self._not_stopped():
-            self._attach(attachment, descriptor)
+        with self._hold_off_stop():
+            self._segment_descriptor = os.dup(descriptor)  # `shmvec top` finds the segment by it
+            if self._inline_worker is not None:
+                self._inline_worker.attach(attachment, segment)
+            if self._process_indices:
+                self._attach_processes(attachment)
 
-    def _attach(self, attachment: Attachment, descriptor: int) -> None:
+    def _attach_processes(self, attachment: Attachment) -> None:
         self._attachment = attachment
-        self._descriptor = os.dup(descriptor)
-        self.alarms = Alarms(len(self._indices))
-        for _ in self._indices:
+        self.alarms = Alarms(len(self._process_indices))
+        for _ in self._process_indices:
             self._depots.append(Depot.create())
-        for index in self._indices:
-            self._hand_over(index, attachment)
-        for index in self._indices:
-            self._receive(index)
-            self._up[index] = True
+        for index in self._process_indices:
+            self._send_attachment(index, attachment)
+        for index in self._process_indices:
+            self._receive_start_message(index)
+            self._attached[index] = True
+        for stderr in self._stderrs:
+            stderr.end_deduplication()
 
-    def _hand_over(self, index: int, attachment: Attachment) -> None:
-        """Sends a worker what it needs to attach."""
-        descriptors = [self._descriptor, self.alarms[index], self._depots[index].descriptor]
-        attachment = replace(attachment, kept=self.kept.sizes)
-        self.channels[index].put(0, self.pack(attachment), [*descriptors, *self.kept.descriptors])
+    def _send_attachment(self, index: int, attachment: Attachment) -> None:
+        descriptors = [self._segment_descriptor, self.alarms[index], self._depots[index].descriptor]
+        descriptors += self.shared_descriptors.descriptors
+        attachment = replace(attachment, shared=self.shared_descriptors.sizes)
+        self.channels[index].put(0, self.pack(attachment), descriptors)
 
     def collect(self, index: int, results: Sequence[Parcel | None]) -> Sequence[Parcel | None]:
-        """Takes a worker's results (None: there is none) into the parent's own memory."""
-        return self._depots[index].collect(results)
+        """Copies a worker's results out of its depot; None stands for an env without a result."""
+        return results if self.is_inline(index) else self._depots[index].collect(results)
 
-    def begin(self, index: int, resets: Resets) -> None:
-        """Begins to start a worker in place of an ended one; :meth:`go_on` does the rest.
+    def begin_replacement(self, index: int, resets: Resets) -> None:
+        """Begins to start a worker in place of an ended one; `continue_replacement` does the rest.
 
         Args:
             index: The worker.
-            resets: Seeds and options for the first resets of its envs.
+            resets: What it resets its envs with.
         """
+        if self.is_inline(index):
+            self._inline_resets = resets
+            return
 
-        def keep(process: Any, channel: Channel) -> None:
+        def register(process: Any, channel: Channel) -> None:
             self.channels[index], self.processes[index] = channel, process
 
-        self._begun = index
+        self._launching = index
         try:
-            with naming_limits():
-                self._launch(index, keep)
-                self._stderrs[index] = WorkerStderr(self.channels[index], (id(self), index))
+            with explain_process_limits():
+                self._launch(index, register)
+                self._stderrs[index] = WorkerStderr(self.channels[index], index)
                 copy_stderr()
         finally:
-            self._begun = -1
-        if self.stopped:  # by a signal's handler, meanwhile: `stop` may not have seen this worker
+            self._launching = -1
+        if self.stopped:  # by a signal's handler, whose `stop` may not have seen this worker
             self.end(index)
-            raise ClosedEnvironmentError(_CLOSED)
-        self._starting[index] = resets, Watch(self._hangs, "has been starting")
+            raise ClosedEnvironmentError(_CLOSED_MESSAGE)
+        self._pending_starts[index] = resets, HangWatch(self._hang_log, "has been starting")
 
-    def _launch(self, index: int, keep: Callable[[Any, Channel], None]) -> None:
-        """Starts a process, whose family is known by a new mark."""
+    def _launch(self, index: int, register: Callable[[Any, Channel], None]) -> None:
         self._marks[index] = new_mark()
-        self._parents.add(index)
-        self._launcher.start(index, self._marks[index], keep)
+        self._unended_families.add(index)
+        self._launcher.start(index, self._marks[index], register)
 
     def is_starting(self, index: int) -> bool:
-        """Whether a worker was begun, and is not attached."""
-        return index in self._starting
+        """Whether a worker's replacement was begun, and is not attached yet."""
+        return index in self._pending_starts
 
-    def go_on(self, index: int) -> Failure | WorkerCrashError | None:
-        """Hands the segment to a worker that was begun and is built, or notes that it has attached.
+    def continue_replacement(self, index: int) -> Failure | WorkerCrashError | None:
+        """Takes the next step of a replacement, if it can be taken, and waits for nothing.
+
+        Once the worker has built its envs, it is sent the segment; once it has attached, it is up.
 
         Returns:
-            What building its envs raised, or its crash; None: neither. A second call returns it
-            again, until the worker is ended.
+            What building its envs raised, or its crash; None: neither. Further calls return the
+            same, until the worker is ended.
         """
+        if self._inline_worker is not None and self.is_inline(index):
+            return self._inline_worker.replace(self._inline_resets, self.shared_descriptors)
         assert self._attachment is not None
-        resets, starting = self._starting[index]
-        message, lost = self._next_message(index)
+        resets, starting = self._pending_starts[index]
+        message, lost = self._find_start_message(index)
         if message is None:
-            starting.look([index], self._where)
-            return self.crash([index]) if lost else None
+            starting.check([index], self._describe)
+            return self.crash_error([index]) if lost else None
         report = self.unpack(message.content)
         if isinstance(report, Failure):
             return report
         if report is None:
-            del self._starting[index]
+            del self._pending_starts[index]
             self.channels[index].take(0)
-            self._up[index] = True  # last: interrupted before, it is begun anew
+            self._attached[index] = True  # last: if interrupted before, the start is repeated
             return None
-        self._hand_over(index, replace(self._attachment, resets=resets))
+        self._send_attachment(index, replace(self._attachment, resets=resets))
         self.channels[index].take(0)
         return None
 
     def is_up(self, index: int) -> bool:
         """Whether the worker is attached, and was not ended."""
-        return self._up[index]
+        if self._inline_worker is not None and self.is_inline(index):
+            return self._inline_worker.is_up
+        return self._attached[index]
 
-    def _receive(self, index: int) -> Any:
-        """Waits for the message of a worker that starts, whatever happens to the others.
+    def _receive_start_message(self, index: int) -> Any:
+        """Waits for the next message of a starting worker, whatever happens to the others.
 
         Raises:
             WorkerCrashError: The worker has died without a message.
         """
-        starting = Watch(self._hangs, "has been starting")
+        starting = HangWatch(self._hang_log, "has been starting")
         while True:
             if self.stopped:
-                raise ClosedEnvironmentError(_CLOSED)
-            message, lost = self._next_message(index)
+                raise ClosedEnvironmentError(_CLOSED_MESSAGE)
+            message, lost = self._find_start_message(index)
             if message is not None:
                 self.channels[index].take(0)
                 return self.unpack(message.content)
             if lost:
-                raise self.crash([index])
+                raise self.crash_error([index])
             self.listen([index], _SLICE_S)
-            starting.look([index], self._where)
+            starting.check([index], self._describe)
 
-    def _next_message(self, index: int) -> tuple[Any, bool]:
-        """The message of a worker that starts, or None; and whether no more can come."""
-        # The check comes first, so that messages that were sent before a death are read.
+    def _find_start_message(self, index: int) -> tuple[Any, bool]:
+        """The next message of a starting worker, or None; and whether no more can come."""
+        # Death is checked first, so that messages that were sent before it are read.
         dead: bool = self.processes[index].has_ended()
         channel = self.channels[index]
         message = channel.find(0)
@@ -361,11 +418,11 @@ class Supervisor:
 
     # ---- watching ----------------------------------------------------------------------------
 
-    def dead(self) -> list[int]:
-        """The workers that have ended, or whose channel is broken; not those being replaced."""
+    def dead_workers(self) -> list[int]:
+        """Workers that have ended, or whose channel is broken, except those being replaced."""
         poll = select.poll()
         pidfds = [
-            -1 if index in self._starting else process.sentinel
+            -1 if index in self._pending_starts else process.sentinel
             for index, process in enumerate(self.processes)
         ]
         for pidfd in pidfds:
@@ -377,58 +434,66 @@ class Supervisor:
         dead = {pidfd for pidfd, _ in ended}
         return [
             index
-            for index, pidfd, channel in zip(self._indices, pidfds, self.channels, strict=False)
+            for index, pidfd, channel in zip(
+                self._process_indices, pidfds, self.channels, strict=False
+            )
             if pidfd >= 0 and (pidfd in dead or channel.broken is not None)
         ]
 
     def listen(self, indices: Sequence[int], timeout: float) -> None:
-        """Waits until one of these workers has sent something or has ended."""
+        """Waits until one of these workers has sent something or ended; at most ``timeout`` s."""
         poll = select.poll()
         for index in indices:
+            if self.is_inline(index):
+                continue
             sentinel, channel = self.processes[index].sentinel, self.channels[index]
-            if sentinel < 0:  # it was ended
+            if sentinel < 0:  # the worker was ended
                 continue
             if channel.broken is None:
-                poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
+                poll.register(
+                    channel, select.POLLIN | (select.POLLOUT if channel.has_unsent else 0)
+                )
             poll.register(sentinel, select.POLLIN)
         poll.poll(1000 * min(timeout, _SLICE_S))
 
-    def crash(self, indices: Iterable[int]) -> WorkerCrashError:
+    def crash_error(self, indices: Iterable[int]) -> WorkerCrashError:
         """The error for workers that have ended, or whose channel is broken."""
         reasons = {}
         for index in indices:
             reasons[index] = ""
             process = self.processes[index]
-            if not process.has_ended(_LAST_WORDS_S):
+            if not process.has_ended(_EXIT_TIMEOUT_S):
                 broken = self.channels[index].broken
                 reasons[index] = f"its control channel: {broken}; it was killed"
                 process.send_signal(signal.SIGKILL)
-                process.has_ended(_KILL_AFTER_S)
+                process.has_ended(_SIGTERM_TIMEOUT_S)
         self._end_families(reasons)
-        found = []
-        for index, why in reasons.items():
-            how = why or self.processes[index].known_exitcode
-            found.append((index, self.ranges[index], how, self.last_words(index)))
-        return crash(found, self.doing)
+        crashes = []
+        for index, reason in reasons.items():
+            end = reason or self.processes[index].known_exitcode
+            crashes.append((index, self.ranges[index], end, self.stderr_tail(index)))
+        return crash_error(crashes, self.last_command)
 
-    def last_words(self, index: int) -> str:
-        """The last lines that a worker has written to stderr."""
-        return self._stderrs[index].text()
+    def stderr_tail(self, index: int) -> str:
+        """The last lines that a worker has written to stderr; empty for the caller."""
+        return "" if self.is_inline(index) else self._stderrs[index].tail()
 
     def stack(self, index: int) -> str:
-        """The Python stack of a worker; see ``stack_of``. A last line tells of a lock of a fork."""
+        """The Python stack of a worker, and a hint where it waits for a lock of its fork."""
+        if self.is_inline(index):
+            return ""
         pid = self.processes[index].pid
-        # Read first: the request for the stack wakes the process.
-        locked = self._launcher.forks and waits_for_lock(pid)
-        stack = stack_of(pid)
-        return f"{stack}\n{_LOCK_OF_FORK}" if locked else stack
+        # This is read first, because the request for the stack wakes the process.
+        is_locked = self._launcher.forks and waits_for_lock(pid)
+        stack = read_stack(pid)
+        return f"{stack}\n{_FORK_LOCK_HINT}" if is_locked else stack
 
-    def hung(self, hanging: Sequence[Busy]) -> None:
-        """Logs where workers are that take long to answer."""
-        self._hangs.log_busy(hanging, self.doing, self._where)
+    def log_hanging(self, hanging: Sequence[BusyWorker]) -> None:
+        """Logs where workers that take long to answer are."""
+        self._hang_log.log_busy(hanging, self.last_command, self._describe)
 
-    def _where(self, index: int) -> str:
-        return stack_text(self.stack(index)) + stderr_text({None: self.last_words(index)})
+    def _describe(self, index: int) -> str:
+        return stack_section(self.stack(index)) + stderr_section({None: self.stderr_tail(index)})
 
     def interrupt(self, index: int) -> None:
         """Raises EnvTimeoutError in a worker's env that takes too long, if signals reach it."""
@@ -437,96 +502,99 @@ class Supervisor:
     # ---- ending ------------------------------------------------------------------------------
 
     def end(self, index: int) -> None:
-        """Ends a worker, whatever it is doing, and confirms its death."""
-        self._up[index] = False
-        self._starting.pop(index, None)
-        self._check_ended(self._end([index]))
+        """Ends a worker, whatever it is doing, and confirms its death; closes the caller's envs.
 
-    def _end(self, indices: Sequence[int]) -> list[int]:
+        Raises:
+            OSError: The worker did not end.
+        """
+        if self._inline_worker is not None and self.is_inline(index):
+            self._inline_worker.end()
+            return
+        self._attached[index] = False
+        self._pending_starts.pop(index, None)
+        self._raise_survivors(self._terminate([index]))
+
+    def _terminate(self, indices: Sequence[int]) -> list[int]:
         """Terminates processes and what they have started; kills those that do not obey.
 
-        One that this process may not send signals, because its user has changed, ends by itself
-        when its channel is closed: at once if it is idle, else after its step. One that hangs in
-        the kernel ends when that lets go of it.
+        This process may not send signals to workers if its user has changed. Then a worker ends by
+        itself once its channel is closed: at once if it is idle, else after its step.
 
         Returns:
-            Those that run on.
+            The workers that run on.
         """
-        if self._owner != os.getpid():  # a fork of it, in which an exception leads here
+        if self._owner_pid != os.getpid():  # an exception can lead here in a fork of the owner
             return []
-        others, killed = list[int](), list[int]()
+        survivors, killed = list[int](), list[int]()
         for index in indices:
-            self._up[index] = False
+            self._attached[index] = False
             if not self.processes[index].send_signal(signal.SIGTERM):
-                self.channels[index].close()  # now: it has as long to end
-            self.processes[index].send_signal(signal.SIGCONT)  # a stopped one obeys once it goes on
-        stubborn = time.monotonic() + _KILL_AFTER_S
+                self.channels[index].close()  # so it has as much time to end as the others
+            self.processes[index].send_signal(signal.SIGCONT)  # a stopped process must run to obey
+        sigterm_deadline = time.monotonic() + _SIGTERM_TIMEOUT_S
         for index in indices:
             process = self.processes[index]
-            if not process.has_ended(max(0.0, stubborn - time.monotonic())):
-                (killed if process.send_signal(signal.SIGKILL) else others).append(index)
-        hanging = time.monotonic() + _KILLED_S
-        self._end_families(index for index in indices if index not in others)
+            if not process.has_ended(max(0.0, sigterm_deadline - time.monotonic())):
+                (killed if process.send_signal(signal.SIGKILL) else survivors).append(index)
+        sigkill_deadline = time.monotonic() + SIGKILL_TIMEOUT_S
+        self._end_families(index for index in indices if index not in survivors)
         for index in killed:
-            if not self.processes[index].has_ended(max(0.0, hanging - time.monotonic())):
-                others.append(index)
-        ended = [index for index in indices if index not in others]
+            if not self.processes[index].has_ended(max(0.0, sigkill_deadline - time.monotonic())):
+                survivors.append(index)
+        ended = [index for index in indices if index not in survivors]
         for index in ended:
             self._release(index)
-        for index in others:
+        for index in survivors:
             self.channels[index].close()
-        reap_marked([self._marks[index] for index in ended])  # what they have left as zombies
-        return others
+        reap_marked([self._marks[index] for index in ended])  # zombies that they have left
+        return survivors
 
-    def _check_ended(self, others: Sequence[int]) -> None:
-        """Raises an OSError if there are processes that this one could not end."""
-        if others:
-            forbidden = not self.processes[others[0]].send_signal(0)
-            number = errno.EPERM if forbidden else errno.ETIMEDOUT
-            raise OSError(number, self._not_ended(others))
+    def _raise_survivors(self, survivors: Sequence[int]) -> None:
+        if survivors:
+            is_forbidden = not self.processes[survivors[0]].send_signal(0)
+            number = errno.EPERM if is_forbidden else errno.ETIMEDOUT
+            raise OSError(number, self._survivors_text(survivors))
 
-    def _not_ended(self, others: Sequence[int]) -> str:
-        """What is said of processes that this one could not end."""
+    def _survivors_text(self, survivors: Sequence[int]) -> str:
         which = ", ".join(
-            f"worker {index} (process {self.processes[index].pid})" for index in others
+            f"worker {index} (process {self.processes[index].pid})" for index in survivors
         )
-        if self.processes[others[0]].send_signal(0):
+        if self.processes[survivors[0]].send_signal(0):
             return (
-                f"{which} was killed, and has not ended within {_KILLED_S:g} s: it hangs in the "
-                "kernel, in a driver or a file system that does not answer, and ends with that"
+                f"{which} was killed and has not ended within {SIGKILL_TIMEOUT_S:g} s: it hangs in "
+                "the kernel, in a driver or a file system, and ends when that answers"
             )
         return (
-            f"{which} may not be ended by this process, whose user has changed since it started "
-            "the workers, and has not ended within 2 s of being asked to. It ends after its "
+            f"{which} has not ended within 2 s of being asked to. This process may not kill it, "
+            "because its user has changed since it started the workers. The worker ends after its "
             "step, or with this process. Close the vector env before the user is changed"
         )
 
     def _end_families(self, indices: Iterable[int]) -> None:
-        """Ends the processes that dead workers have started and not ended themselves."""
-        parents = self._parents.intersection(indices)
+        """Ends what dead workers have started, unless they have ended it themselves."""
+        parents = self._unended_families.intersection(indices)
         if parents:
-            end_families([self._marks[index] for index in parents], _ORPHANS_PATIENCE_S)
+            end_families([self._marks[index] for index in parents], _FAMILY_SIGTERM_TIMEOUT_S)
         for index in parents:
-            self.processes[index].end_group()
-        self._parents -= parents
+            self.processes[index].kill_group()
+        self._unended_families -= parents
 
     def _release(self, index: int) -> None:
-        """Closes what belongs to a process that has ended."""
         self.channels[index].close()
-        for stderr in self._stderrs[index : index + 1]:  # there is none if its pipe has failed
+        for stderr in self._stderrs[index : index + 1]:  # it may be missing: its pipe has failed
             stderr.close()
         self.processes[index].release()
 
     def dismiss(self) -> None:
-        """Lets workers that wait for the segment know that there will be none."""
-        # Workers that are being started are left out: they expect other messages first.
-        if self.changing.acquire(blocking=False):
+        """Tells workers that wait for the segment that there will be none."""
+        # Workers that are being launched are left out, because they expect other messages first.
+        if self.replacement_lock.acquire(blocking=False):
             try:
-                for index, channel in zip(self._indices, self.channels, strict=False):
-                    if not self._up[index] and index != self._begun:
+                for index, channel in zip(self._process_indices, self.channels, strict=False):
+                    if not self._attached[index] and index != self._launching:
                         channel.put(0, self.pack(None))
             finally:
-                self.changing.release()
+                self.replacement_lock.release()
 
     def stop(
         self, timeout: float | None, remind: Callable[[], object] | None = None
@@ -542,56 +610,66 @@ class Supervisor:
             What closing the envs has raised.
         """
         # A fork of the parent must not end its workers, nor may two threads do so at once.
-        if self._owner != os.getpid() or self.ended or not self._ending.acquire(blocking=False):
+        if self._owner_pid != os.getpid() or self.ended:
             return []
-        changing = False
+        if not self._end_lock.acquire(blocking=False):
+            return []
+        is_locked = False
         try:
             self.stopped = True
             # A thread that is replacing workers sees `stopped`, and gives up.
-            changing = self.changing.acquire(timeout=_CHANGING_S)
-            return self._stop(timeout, remind)
+            is_locked = self.replacement_lock.acquire(timeout=_REPLACEMENT_TIMEOUT_S)
+            return self._stop_processes(timeout, remind)
         finally:
-            if changing:
-                self.changing.release()
-            self._ending.release()
+            if is_locked:
+                self.replacement_lock.release()
+            self._end_lock.release()
 
-    def _stop(self, timeout: float | None, remind: Callable[[], object] | None) -> list[Failure]:
+    def _stop_processes(
+        self, timeout: float | None, remind: Callable[[], object] | None
+    ) -> list[Failure]:
         self.dismiss()
-        waiting = [  # not for those that `end` has given up
+        waiting = [
             index
             for index, process in enumerate(self.processes)
+            # Not those that `end` has given up, nor those that are started in place of others.
             if process.sentinel >= 0 and self.channels[index].fileno() >= 0
-            # Nor for those that are started in place of others.
-            if index not in self._starting and index != self._begun
+            if index not in self._pending_starts and index != self._launching
         ]
-        died: list[int] = []
+        crashed: list[int] = []
+        failures: list[Failure] = []
         try:
-            return self.wait_for_ends(waiting, timeout, died, remind)
+            failures += self.wait_for_exits(waiting, timeout, crashed, remind)
         finally:
-            said = stderr_text({index: self.last_words(index) for index in sorted(died)})
-            others = self._end(range(len(self.processes)))
-            if died:
-                log.warning("before all envs were closed: %s%s", self._fates(sorted(died)), said)
-            if others:
-                log.warning("%s", self._not_ended(others))
-            for index in others:
+            crashed.sort()
+            output = stderr_section({index: self.stderr_tail(index) for index in crashed})
+            survivors = self._terminate(range(len(self.processes)))
+            finish_copying()
+            if crashed:
+                log.warning("before all envs were closed: %s%s", self._exits_text(crashed), output)
+            if survivors:
+                log.warning("%s", self._survivors_text(survivors))
+            for index in survivors:
                 self._abandon(index)
             self._close_descriptors()
             self.ended = True
+            if self._inline_worker is not None:
+                failures += self._inline_worker.stop()
+        return failures
 
-    def wait_for_ends(
+    def wait_for_exits(
         self,
         indices: Sequence[int],
         timeout: float | None,
-        died: list[int],
+        crashed: list[int],
         remind: Callable[[], object] | None = None,
     ) -> list[Failure]:
-        """Waits until workers have ended that were asked to close, or until all are being stopped.
+        """Waits until workers that were asked to close have ended, or until all are being stopped.
 
         Args:
             indices: The workers.
             timeout: Seconds to wait; None: no limit.
-            died: Takes those that have ended without having closed their envs.
+            crashed: A list to which workers are appended that end without closing their envs.
             remind: Asks them to close once more; called every 50 ms.
 
         Returns:
@@ -600,9 +678,10 @@ class Supervisor:
         failures: list[Failure] = []
         waiting, stopped = list(indices), self.stopped
         deadline = None if timeout is None else time.monotonic() + timeout
-        closing = Watch(self._hangs, "has been closing its envs")
-        ending = Watch(self._hangs, "has closed its envs, but a thread or an exit hook has run on")
-        for index in waiting:  # a stopped one closes its envs once it goes on
+        closing = HangWatch(self._hang_log, "has been closing its envs")
+        running = "has closed its envs, but a thread or an exit hook has run on"
+        ending = HangWatch(self._hang_log, running)
+        for index in waiting:  # a stopped process must run to close its envs
             self.processes[index].send_signal(signal.SIGCONT)
         while waiting:
             left = _SLICE_S if deadline is None else deadline - time.monotonic()
@@ -612,28 +691,27 @@ class Supervisor:
             if self.ended or self.stopped != stopped:  # by another thread or a signal's handler
                 break
             for index in list(waiting):
-                ended = self.processes[index].has_ended()
+                has_ended = self.processes[index].has_ended()
                 self.channels[index].pump()  # a worker must not block on a full socket
-                farewell = self.channels[index].farewell
-                if ended:
+                goodbye = self.channels[index].goodbye_content
+                if has_ended:
                     waiting.remove(index)
-                    if farewell is None:
-                        if self._up[index]:
-                            died.append(index)
+                    if goodbye is None:
+                        if self._attached[index]:
+                            crashed.append(index)
                         continue
-                    self._parents.discard(index)  # it has ended what it started
+                    self._unended_families.discard(index)  # the worker has ended what it started
                     with contextlib.suppress(Exception):
-                        failures += self.unpack(farewell)
-            closed = [each for each in waiting if self.channels[each].farewell is not None]
-            ending.look(closed, self._where)
-            closing.look([each for each in waiting if each not in closed], self._where)
+                        failures += self.unpack(goodbye)
+            closed = [each for each in waiting if self.channels[each].goodbye_content is not None]
+            ending.check(closed, self._describe)
+            closing.check([each for each in waiting if each not in closed], self._describe)
             if remind is not None:
                 remind()
         return failures
 
-    def _fates(self, indices: Iterable[int]) -> str:
-        """How processes have ended, in words."""
-        return ends(
+    def _exits_text(self, indices: Iterable[int]) -> str:
+        return describe_exits(
             (index, self.ranges[index], self.processes[index].known_exitcode) for index in indices
         )
 
@@ -644,24 +722,24 @@ class Supervisor:
             stderr.close()
         # Otherwise multiprocessing would wait for it when this process ends.
         mp_process._children.discard(self.processes[index])  # type: ignore[attr-defined]
-        self.processes[index].close_here()
+        self.processes[index].close_pidfd()
 
     def _close_descriptors(self) -> None:
         self.alarms.close()
         for depot in self._depots:
             depot.close()
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor, self._segment_descriptor = self._segment_descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-        self.kept.clear()
+        self.shared_descriptors.clear()
 
     def disown(self) -> None:
         """Gives up the workers, in a process that is a fork of their owner."""
         self.stopped = self.ended = True
-        for _, channel in zip(self._indices, self.channels, strict=False):
+        for _, channel in zip(self._process_indices, self.channels, strict=False):
             channel.close()
         self._close_descriptors()
         # Otherwise multiprocessing would terminate daemonic processes when this one ends.
         mp_process._children.difference_update(self.processes)  # type: ignore[attr-defined]
         for process in self.processes:
-            process.close_here()
+            process.close_pidfd()

@@ -11,7 +11,6 @@ import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pickle import loads
 from typing import Any
 
@@ -27,24 +26,18 @@ from shmvec._core import (
     start_watchdog,
     watch_forks,
 )
-from shmvec._hints import naming_limits
+from shmvec._hints import explain_process_limits
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._pickling import loads_in_main
-from shmvec._processes.control import Imported, Report
+from shmvec._processes.control import ImportReport, Report
 from shmvec._processes.descendants import end_own_family, lead_family
+from shmvec._processes.generators import free_generator_locks, seed_generators
 from shmvec._processes.host import EnvFn, EnvHost
-from shmvec._processes.libraries import (
-    free_generators,
-    inherited_openmp,
-    join_registry,
-    kept_registry,
-    limit_threads,
-    pin_to_core,
-    seed_generators,
-)
-from shmvec._processes.output import finish_output, take_output
-from shmvec._processes.overlap import Overlap
-from shmvec._processes.preloading import Imports
+from shmvec._processes.libraries import limit_threads
+from shmvec._processes.output import flush_output, redirect_output
+from shmvec._processes.overlap import Alarm, Overlap
+from shmvec._processes.preloading import ImportRecorder
+from shmvec._processes.registry import merge_registry, preserve_registry
 from shmvec._processes.stacks import offer_stacks
 from shmvec.faults import Failure
 
@@ -55,17 +48,16 @@ __all__ = [
     "Task",
     "run_forked",
     "run_worker",
-    "take_environ",
+    "apply_environ",
 ]
 
 _SLICE_MS = 50
-_WATCHDOG_MS = 5_000  # longer than the watchdog takes to end this process
-_RING = (1).to_bytes(8, "little")  # what an eventfd takes
+_WATCHDOG_TIMEOUT_MS = 5_000  # more than the watchdog takes to end this process
 SCHEDULER_SIGNALS = signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
 _PARENT_SIGNALS = signal.SIGTERM, signal.SIGUSR1  # what the parent sends to a worker
-# No other process causes these: an env that sets a timer may rely on the program's handler.
+# Their handlers stay: only timers cause these, and an env that sets one may rely on the program's.
 _TIMER_SIGNALS = signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF
-_PATIENCE_S = 1.0  # for processes that envs have left behind to obey SIGTERM
+_FAMILY_SIGTERM_TIMEOUT_S = 1.0  # for processes that envs have left behind to obey SIGTERM
 
 
 class Orphaned(BaseException):
@@ -86,9 +78,9 @@ class Task:
         threads: Threads that libraries may start in its process; 0: no limit.
         pinned: Whether the process stays on one core.
         seeds: The argument of ``seed_generators``.
-        forked: Whether its process is a fork.
+        method: Its start method.
         mark: Identifies the processes that it starts.
-        first: Whether it reports what it imports, for workers that are forked after it.
+        reports_imports: Whether it reports what it imports, for workers that are forked after it.
         overlap: The option of this name.
         spare_envs: Likewise.
     """
@@ -102,9 +94,9 @@ class Task:
     threads: int
     pinned: bool
     seeds: npt.NDArray[np.uint32]
-    forked: bool
+    method: str
     mark: int
-    first: bool
+    reports_imports: bool
     overlap: Overlap
     spare_envs: int
 
@@ -112,7 +104,7 @@ class Task:
 class Parent:
     """The worker's connection to its parent: messages, and whether the parent lives."""
 
-    # Bound here, because an env may patch the modules.
+    # These are bound here because an env may patch the modules.
     pack = staticmethod(pickle_value)
     unpack = staticmethod(loads)
 
@@ -124,45 +116,45 @@ class Parent:
         os.set_inheritable(channel.fileno(), False)
         self.depot: Depot | None = None
         try:
-            # This is the vector env's process with every start method; getppid() could be the fork
+            # With every start method this is the vector env's process; getppid() could be the fork
             # server.
             self._descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             raise Orphaned from None
-        # No event of the channel is asked for, and its end is reported all the same.
+        # The end of the channel is reported though no event of it is asked for.
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
         self._poll.register(channel, 0)
 
-    def watch(self, mark: int) -> None:
-        """Has this process, and all processes with the mark, end with the parent."""
-        with naming_limits():
+    def start_watchdog(self, mark: int) -> None:
+        """Starts the watchdog, which ends this process and those of the mark after the parent."""
+        with explain_process_limits():
             start_watchdog(self._descriptor, mark)
 
     def close(self) -> None:
         """Closes the channel."""
         self._channel.close()
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the parent lives, and has not closed the channel."""
         return not self._poll.poll(0)
 
-    def end_with_it(self) -> None:
-        """If the parent is gone, waits for the watchdog, which ends this process and its family.
+    def wait_for_watchdog(self) -> None:
+        """If the parent is gone, waits for the watchdog to end this process and its family.
 
-        Whatever this process did meanwhile would be interrupted in the middle.
+        Anything else that this process did would be interrupted in the middle.
         """
         if any(descriptor == self._descriptor for descriptor, _ in self._poll.poll(0)):
-            select.poll().poll(_WATCHDOG_MS)
+            select.poll().poll(_WATCHDOG_TIMEOUT_MS)
 
-    def packer(self, lent: bool) -> Callable[[Any], Parcel]:
+    def packer(self, uses_depot: bool) -> Callable[[Any], Parcel]:
         """A function that packs the results of a request.
 
         Args:
-            lent: Whether the parent has lent the depot for them.
+            uses_depot: Whether the parent has lent the depot for them.
         """
         assert self.depot is not None
-        self.depot.lend(lent)
+        self.depot.lend(uses_depot)
         return self.depot.pack
 
     def receive(self, sequence: int) -> tuple[bytes, list[int]]:
@@ -174,19 +166,19 @@ class Parent:
         while True:
             message = self._channel.take(sequence)
             if message is not None:
-                if not message.whole:
-                    raise _too_many_files()
+                if not message.has_all_descriptors:
+                    raise _too_many_files_error()
                 return message.content, message.descriptors
-            self._wait(select.POLLIN)
+            self._wait_for_events(select.POLLIN)
 
     def send(self, sequence: int, packed: bytes, goodbye: bool = False) -> None:
-        """Sends a message, and waits until it is written: the parent reads whenever it waits."""
+        """Sends a message, and waits until it is written; the parent reads whenever it waits."""
         self._channel.put(sequence, packed, (), goodbye)
-        while self._channel.unsent:
-            self._wait(select.POLLIN | select.POLLOUT)
+        while self._channel.has_unsent:
+            self._wait_for_events(select.POLLIN | select.POLLOUT)
             self._channel.pump()
 
-    def _wait(self, events: int) -> None:
+    def _wait_for_events(self, events: int) -> None:
         if self._channel.broken is not None:
             raise Orphaned
         poll = select.poll()
@@ -196,12 +188,12 @@ class Parent:
             if descriptor == self._descriptor:
                 raise Orphaned
 
-    def alarm(self, descriptor: int) -> Alarm:
-        """The alarm with this descriptor, which the parent's end rings, too."""
-        return Alarm(self, descriptor, (self._descriptor, self._channel))
+    def new_alarm(self, descriptor: int) -> Alarm:
+        """An alarm of this descriptor, which also rings when the parent is gone."""
+        return Alarm(self.is_alive, descriptor, self._descriptor, self._channel)
 
 
-def _too_many_files() -> OSError:
+def _too_many_files_error() -> OSError:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return OSError(
         errno.EMFILE,
@@ -210,47 +202,10 @@ def _too_many_files() -> OSError:
     )
 
 
-class Alarm:
-    """Wakes a worker that sleeps: a descriptor that others write to, and the parent's end."""
-
-    def __init__(self, parent: Parent, descriptor: int, ends: tuple[int, Channel]) -> None:
-        """Takes the alarm's descriptor, and what shows that the parent or the channel is gone."""
-        self.parent_alive = parent.alive
-        self._descriptor = descriptor
-        process, channel = ends
-        self._events = (process, select.POLLIN), (channel, 0), (descriptor, select.POLLIN)
-        self._poll = select.poll()
-        for each, events in self._events:
-            self._poll.register(each, events)
-        self._epoll: select.epoll | None = None
-
-    def ring(self) -> None:
-        """Wakes the worker; any thread may call it."""
-        os.write(self._descriptor, _RING)
-
-    def doze(self) -> None:
-        """Sleeps until it rings, or the parent or the channel is gone."""
-        self._poll.poll()
-        self.silence()
-
-    def silence(self) -> None:
-        """Has it not rung."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._descriptor, 8)
-
-    def fileno(self) -> int:
-        """A descriptor that is readable from when ``doze`` would return."""
-        if self._epoll is None:
-            self._epoll = select.epoll()
-            for each, events in self._events:  # which have the same numbers for poll
-                self._epoll.register(each, events)
-        return self._epoll.fileno()
-
-
 def run_forked(task: Task, descriptor: int, parent_pid: int) -> None:
     """The main function of a worker that the parent has forked; ``descriptor`` is its channel."""
     with contextlib.suppress(Orphaned):
-        take_environ(task.environ)
+        apply_environ(task.environ)
         run_worker(task, Parent(parent_pid, Channel(descriptor)))
 
 
@@ -261,54 +216,65 @@ def run_worker(task: Task, parent: Parent) -> None:
 
 
 def _run(task: Task, parent: Parent) -> None:
-    _leave_signals_to_program()
+    _ignore_program_signals()
     lead_family(task.mark)
-    parent.watch(task.mark)
-    # A process group of its own keeps Ctrl-C, Ctrl-Z and the like away: they are for the parent,
-    # which decides what happens to a worker and to the processes that its envs start.
+    parent.start_watchdog(task.mark)
+    # In a process group of its own the worker is not reached by Ctrl-C, Ctrl-Z and the like. The
+    # parent decides what they do to a worker and to what its envs start.
     os.setpgid(0, 0)
-    if task.forked:
-        gc.freeze()  # collections must not write to, and so copy, the parent's pages
+    if task.method != "spawn":
+        gc.freeze()  # a collection would write to the parent's pages, and so copy them
     watch_forks()
-    take_output(task.forked, parent.receive(0)[1])
+    redirect_output(*parent.receive(0)[1])
     offer_stacks(parent.pid, task.index, task.envs)
     if task.pinned:
-        pin_to_core(task.index)
-    inherited = inherited_openmp() if task.forked else []
-    limit = partial(limit_threads, task.threads, inherited)
-    limit()
-    host = EnvHost(task.index, task.envs.start, parent, task.overlap, task.spare_envs, limit=limit)
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[task.index % len(cores)]})
+
+    def limit_libraries() -> None:
+        if task.method == "fork":
+            limit_threads(task.threads)
+
+    limit_libraries()
+    host = EnvHost(
+        task.index,
+        task.envs.start,
+        parent,
+        task.overlap,
+        task.spare_envs,
+        limit_libraries=limit_libraries,
+    )
     try:
-        _serve(host, parent, task, limit)
+        _serve(host, parent, task)
     finally:
-        parent.end_with_it()
+        parent.wait_for_watchdog()
         failures = host.close()
-        end_own_family(task.mark, _PATIENCE_S)
+        end_own_family(task.mark, _FAMILY_SIGTERM_TIMEOUT_S)
         parent.send(0, parent.pack(failures), goodbye=True)
-        finish_output()
+        flush_output()
     parent.close()
 
 
-def _leave_signals_to_program() -> None:
-    """Has this process, a worker, act on no signal that its program is sent, except SIGTERM.
+def _ignore_program_signals() -> None:
+    """Has this process, a worker, ignore the signals that are for its program, except SIGTERM.
 
-    A program's handler (it saves its work, say) must not run in a fork of the program, and a job
+    A program's handler, which may save its work, must not run in a fork of the program, and a job
     scheduler sends its signals to every process of a job.
     """
-    signal.set_wakeup_fd(-1)  # what is written to it runs handlers in the program's event loop
+    signal.set_wakeup_fd(-1)  # a write to it would run handlers in the program's event loop
     inherited = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
     fatal = set(filter(is_unhandled, SCHEDULER_SIGNALS))
     for number in (inherited | fatal) - {signal.SIGTERM, *_TIMER_SIGNALS}:
-        # A handler, because programs that an env executes would inherit SIG_IGN.
+        # This is a handler because programs that an env executes would inherit SIG_IGN.
         signal.signal(number, lambda number, frame: None)
         signal.siginterrupt(number, False)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # In its own group it runs in the background, where an env that sets the terminal is stopped.
+    # With its own group it is a background process, which SIGTTOU stops if it sets the terminal.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENT_SIGNALS)
 
 
-def take_environ(changes: Mapping[str, str | None]) -> None:
+def apply_environ(changes: Mapping[str, str | None]) -> None:
     """Changes environment variables; None removes one."""
     for name, value in changes.items():
         if value is None:
@@ -317,9 +283,9 @@ def take_environ(changes: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None]) -> None:
-    with Imports() if task.first else contextlib.nullcontext() as imports:
-        report = _built(host, parent, task, limit, imports)
+def _serve(host: EnvHost, parent: Parent, task: Task) -> None:
+    with ImportRecorder() if task.reports_imports else contextlib.nullcontext() as imports:
+        report = _build_envs(host, parent, task, imports)
     parent.send(0, parent.pack(report))
     if isinstance(report, Failure):
         return
@@ -327,52 +293,46 @@ def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None])
     attachment = parent.unpack(packed)
     if attachment is None:  # another worker failed
         return
-    descriptor, alarm, depot, *kept = descriptors
+    descriptor, alarm, depot, *shared = descriptors
     parent.depot = Depot(depot)
     try:
         memory = MappedMemory(descriptor, attachment.nbytes)
     finally:
         os.close(descriptor)
-    host.loop(Segment.open(memory), attachment, kept)
+    host.make_loop(Segment.open(memory), attachment, shared)
     if attachment.mends:
-        # By this signal the parent interrupts a step that takes too long.
-        signal.signal(signal.SIGUSR1, lambda number, frame: host.interrupt(attachment.limits))
+        # The parent sends this signal to interrupt a step that takes too long.
+        signal.signal(
+            signal.SIGUSR1, lambda number, frame: host.executor.interrupt(attachment.limits)
+        )
     parent.send(0, parent.pack(None))
-    host.serve(parent.alarm(alarm))
+    host.executor.serve(parent.new_alarm(alarm))
 
 
-def _built(
-    host: EnvHost,
-    parent: Parent,
-    task: Task,
-    limit: Callable[[], None],
-    imports: Imports | None,
+def _build_envs(
+    host: EnvHost, parent: Parent, task: Task, imports: ImportRecorder | None
 ) -> Report | Failure:
-    """Builds the envs, and reports what the first one has imported."""
-
     def first_built() -> None:
         if imports is not None:
-            parent.send(0, parent.pack(Imported(imports.modules())))
+            parent.send(0, parent.pack(ImportReport(imports.modules())))
 
     doing = "start"
     try:
-        if task.forked:
-            free_generators()
+        if task.method != "spawn":
+            free_generator_locks()
         doing = "worker_init"
         if task.registry is not None:
-            join_registry(task.registry)
+            merge_registry(task.registry)
         init = loads_in_main(task.init) if isinstance(task.init, bytes) else task.init
         if init is not None:
             init(task.index)
         doing = "unpickle env_fns"  # this imports the user's modules
         env_fns = task.env_fns
         if isinstance(env_fns, bytes):
-            with kept_registry():
+            with preserve_registry():
                 env_fns = loads_in_main(env_fns)
-        # After the imports, because modules of the user's may seed the generators, too.
+        # This comes after the imports, because the user's modules may seed the generators, too.
         seed_generators(task.seeds)
-        report = host.build(env_fns, first_built)
-        limit()  # once more, for libraries that the envs have loaded
-        return report
+        return host.build(env_fns, first_built)
     except BaseException as error:
         return Failure.of(error, host.first_env, host.index, doing)

@@ -2,7 +2,7 @@
 
 Such a function owns an env and serves it over a pipe; users write one to change how episodes are
 reset. Here it runs unchanged in a thread of a worker, and both ends of its pipe are in the same
-process: the worker steps it like any env, and its results travel like all results.
+process. The worker steps it like any env, and its results travel like all results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FunctionEnv"]
 
-_CLOSE_S = 10.0  # for the function to return once its env is closed
+_CLOSE_TIMEOUT_S = 10.0  # for the function to return once its env is closed
 
 
 class FunctionEnv(HostedEnv):
@@ -51,21 +51,21 @@ class FunctionEnv(HostedEnv):
         self.env = None  # the function makes its own env
 
         self._index = index
-        self._pipe, theirs = multiprocessing.Pipe()
-        # A copy, because Gymnasium's worker closes the parent's end: in a fork that is a copy, too.
-        copy_of_mine = Connection(os.dup(self._pipe.fileno()))
+        self._pipe, pipe = multiprocessing.Pipe()
+        # Gymnasium's worker closes the parent's end. It gets a copy, as it would have in a fork.
+        parent_pipe = Connection(os.dup(self._pipe.fileno()))
         self._errors: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._escaped: BaseException | None = None
-        arguments = (index, env_fn, theirs, copy_of_mine, None, self._errors, autoreset_mode, None)
+        self._error: BaseException | None = None
+        arguments = (index, env_fn, pipe, parent_pipe, None, self._errors, autoreset_mode, None)
 
         def run() -> None:
             try:
                 worker(*arguments[:NUM_WORKER_ARGUMENTS])
             except BaseException as error:
-                self._escaped = error
+                self._error = error
             finally:
-                theirs.close()
-                copy_of_mine.close()
+                pipe.close()
+                parent_pipe.close()
 
         self._thread = threading.Thread(target=run, name=f"worker of env {index}", daemon=True)
         self._thread.start()
@@ -96,7 +96,7 @@ class FunctionEnv(HostedEnv):
         try:
             if self._thread.is_alive():
                 self._ask("close", None)
-                self._thread.join(_CLOSE_S)
+                self._thread.join(_CLOSE_TIMEOUT_S)
         finally:
             self._pipe.close()
 
@@ -105,14 +105,14 @@ class FunctionEnv(HostedEnv):
             self._pipe.send((command, data))
             result, success = self._pipe.recv()
         except (EOFError, OSError):
-            self._thread.join(_CLOSE_S)
-            if self._escaped is not None:
-                raise self._escaped from None
+            self._thread.join(_CLOSE_TIMEOUT_S)
+            if self._error is not None:
+                raise self._error from None
             raise RuntimeError(
-                f"the custom worker of env {self._index} has returned and answers no more; after "
-                "an error of its env that is what Gymnasium's own does: close the vector env"
+                f"the custom worker of env {self._index} has returned and no longer answers, as "
+                "Gymnasium's own does after an error of its env. Close the vector env"
             ) from None
         if not success:
-            _, _, error, _ = self._errors.get(timeout=_CLOSE_S)
+            _, _, error, _ = self._errors.get(timeout=_CLOSE_TIMEOUT_S)
             raise error
         return result

@@ -1,7 +1,7 @@
-"""The twin of ale-py's AtariEnv, which is no wrapper: it fetches no screen that is not looked at.
+"""The twin of ale-py's AtariEnv, an env: it only fetches screens that are read.
 
-To fetch one in colours takes half as long as to emulate a frame, and changes nothing. So it is left
-out until a wrapper that skips frames knows which it needs.
+Fetching a screen in colours takes half as long as emulating a frame, and changes nothing. So it is
+omitted until a wrapper that skips frames knows which screens it needs.
 """
 
 cimport cython
@@ -10,7 +10,7 @@ from cpython.exc cimport PyErr_CheckSignals
 import numpy as np
 
 from shmvec._core.memory cimport has_dtype, ndim_of
-from shmvec._wrappers.chain cimport Chain, Python, Step, attributes_of, version_of
+from shmvec._wrappers.chain cimport Chain, PythonStepper, Step, attributes_of, version_of
 from shmvec._wrappers.numbers cimport is_plain
 
 cdef tuple _METHODS = ("step", "_get_obs")
@@ -19,33 +19,33 @@ cdef object _uint8 = np.dtype(np.uint8)
 
 
 @cython.final
-cdef class AtariEnv(Python):
-    cdef object kind                # the env's class,
-    cdef unsigned int tag           # and its version
-    cdef object emulator            # that of its emulator,
-    cdef unsigned int emulator_tag  # and its version
+cdef class AtariEnv(PythonStepper):
+    cdef object kind                    # the env's class
+    cdef unsigned int version           # its version
+    cdef object emulator                # the class of its emulator
+    cdef unsigned int emulator_version  # its version
 
-    def __init__(self, env, Chain owner):
+    def __init__(self, env, Chain chain):
         from ale_py import ALEInterface
 
-        Python.__init__(self, env, owner)
-        hasattr(ALEInterface, "act")  # so that it has a version
+        PythonStepper.__init__(self, env, chain)
+        hasattr(ALEInterface, "act")  # gives the class a version
         self.kind, self.emulator = type(env), ALEInterface
-        self.tag, self.emulator_tag = version_of(self.kind), version_of(ALEInterface)
+        self.version, self.emulator_version = version_of(self.kind), version_of(ALEInterface)
 
     cdef int step(self, object action, Step step) except -1:
-        cdef dict own = attributes_of(self.env)
-        if not step.unseen or not self.is_as_it_was(own):
+        cdef dict attributes = attributes_of(self.env)
+        if not step.may_omit or not self.is_unchanged(attributes):
             return step.take(self.env.step(action))
-        ale = own["ale"]
-        action = own["_action_set"][action]
+        ale = attributes["ale"]
+        action = attributes["_action_set"][action]
         reward = 0.0
-        for _ in range(own["_frameskip"]):
+        for _ in range(attributes["_frameskip"]):
             reward += ale.act(action, 1.0)
-            PyErr_CheckSignals()  # a time limit, as where Python goes on
+            PyErr_CheckSignals()  # a time limit is a signal; Python would check for it here
         terminated, truncated = ale.game_over(with_truncation=False), ale.game_truncated()
         step.take((None, reward, terminated, truncated, self.env._get_info()))
-        step.unmade = self
+        step.omitted_by = self
         return 0
 
     cdef int observe(self, object places, object index) except -1:
@@ -59,14 +59,16 @@ cdef class AtariEnv(Python):
         places[index] = self.env._get_obs()
         return 0
 
-    cdef bint is_as_it_was(self, dict own) except -1:
-        """Whether the env's step does as its class's, and its observation may be left out."""
+    cdef bint is_unchanged(self, dict attributes) except -1:
+        """Whether the env's step is still that of its class, and may omit the observation."""
         return (
-            type(self.env) is self.kind and version_of(self.kind) == self.tag
-            and _METHODS[0] not in own and _METHODS[1] not in own
-            and type(own.get("ale")) is self.emulator
-            and version_of(self.emulator) == self.emulator_tag != 0
-            and type(own.get("_action_set")) is list and type(own.get("_frameskip")) is int
-            and own.get("continuous") is False and own.get("sound_obs", False) is False
-            and type(own.get("_obs_type")) is str and own["_obs_type"] in _KINDS
+            type(self.env) is self.kind and version_of(self.kind) == self.version
+            and _METHODS[0] not in attributes and _METHODS[1] not in attributes
+            and type(attributes.get("ale")) is self.emulator
+            and version_of(self.emulator) == self.emulator_version != 0
+            and type(attributes.get("_action_set")) is list
+            and type(attributes.get("_frameskip")) is int
+            and attributes.get("continuous") is False
+            and attributes.get("sound_obs", False) is False
+            and type(attributes.get("_obs_type")) is str and attributes["_obs_type"] in _KINDS
         )

@@ -9,37 +9,37 @@ from shmvec._wrappers.chain cimport Step, Twin
 
 @cython.final
 cdef class StickyActionEnv(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        if self.wrapper.np_random.random() >= self.get(own, "action_repeat_probability"):
-            own["_sticky_action"] = action
-        return self.inner.step(self.get(own, "_sticky_action"), step)
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        if self.wrapper.np_random.random() >= self.get(attributes, "action_repeat_probability"):
+            attributes["_sticky_action"] = action
+        return self.inner.step(self.get(attributes, "_sticky_action"), step)
 
 
 @cython.final
 cdef class EpisodicLifeEnv(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        own = self.after_inner(action, step)
-        own["was_real_done"] = step.terminated or step.truncated
-        lives = self.get(own, "env").unwrapped.ale.lives()
-        if 0 < lives < self.get(own, "lives"):
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        attributes = self.step_inner(action, step)
+        attributes["was_real_done"] = step.terminated or step.truncated
+        lives = self.get(attributes, "env").unwrapped.ale.lives()
+        if 0 < lives < self.get(attributes, "lives"):
             step.terminated = True
-        own["lives"] = lives
+        attributes["lives"] = lives
         return 0
 
 
 @cython.final
 cdef class Monitor(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        if self.get(own, "needs_reset"):
-            return self.by_python(action, step)
-        own = self.after_inner(action, step)
-        rewards = self.get(own, "rewards")
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        if self.get(attributes, "needs_reset"):
+            return self.step_in_python(action, step)
+        attributes = self.step_inner(action, step)
+        rewards = self.get(attributes, "rewards")
         rewards.append(float(step.reward))
         if step.terminated or step.truncated:
             self.end(step.info)
-        steps = self.get(own, "total_steps")
+        steps = self.get(attributes, "total_steps")
         steps += 1
-        own["total_steps"] = steps
+        attributes["total_steps"] = steps
         return 0
 
     cdef int end(self, object info) except -1:

@@ -6,16 +6,16 @@ cdef class Stepper
 
 
 cdef class Step:
-    """The result of a step on its way outwards, which twins change."""
+    """The result of a step, which twins change on its way outwards."""
     cdef object observation
     cdef object reward
     cdef object terminated
     cdef object truncated
     cdef object info
-    cdef bint unseen      # the observation is not looked at within the step: who makes it may
-    cdef Stepper unmade   # leave it out, and is here; None: it has made it
-    cdef bint is_unusual  # it is not a tuple of five, but
-    cdef object unusual   # this, as it was returned
+    cdef bint may_omit        # no outer wrapper reads the observation: it need not be made
+    cdef Stepper omitted_by   # the stepper that has not made it, and can; None: it was made
+    cdef bint is_unusual      # the result is not a tuple of five
+    cdef object unusual       # the result then, as it was returned
 
     cdef int take(self, object result) except -1
     cdef int unpack(self) except -1
@@ -24,62 +24,62 @@ cdef class Step:
 cdef class Stepper:
     """Steps an env with the wrappers around it."""
     cdef int step(self, object action, Step step) except -1
-    cdef object space(self, str name, str own)
+    cdef object space(self, str name, str private_name)
     cdef int observe(self, object places, object index) except -1
 
 
-cdef class Owner:
-    """What steppers know of their chain, which they do not keep: its env is freed without gc."""
-    cdef bint changed  # a wrapper is not as it was when the chain was made
-    cdef void *chain   # to compare with, never to look at
+cdef class ChainState:
+    """What steppers know of their chain. A reference to the chain itself would be a cycle."""
+    cdef bint changed  # a wrapper has changed since the chain was built
+    cdef void *chain   # only compared, never dereferenced
 
-    cdef bint has_set(self, object env, PyObject *step) noexcept
+    cdef bint is_own_step(self, object env, PyObject *step) noexcept
 
 
-cdef class Python(Stepper):
+cdef class PythonStepper(Stepper):
     """Steps an env, or a wrapper without a twin, by its own method."""
     cdef object env
-    cdef Owner owner
-    cdef object below  # the env of a wrapper, which is stepped by
-    cdef Chain chain   # this; None: by itself
-    cdef int64_t steps # how often it has stepped with the chain
+    cdef ChainState chain_state
+    cdef object inner_env    # the env in a wrapper
+    cdef Chain inner_chain   # steps the inner env; None: it steps itself
+    cdef int64_t steps       # number of steps with the chain
 
     cdef int step_with_chain(self, object action, Step step) except -1
-    cdef int timed_step(self, object action, Step step) except -1
+    cdef int step_timed(self, object action, Step step) except -1
 
 
 cdef class Twin(Stepper):
     """Steps a wrapper as its class does. The wrapper keeps all state."""
     cdef object wrapper
-    cdef Owner owner
-    cdef object below      # the wrapper's env,
-    cdef Stepper inner     # and what steps it
-    cdef object kind       # the wrapper's class,
-    cdef unsigned int tag  # and its version
-    cdef str method        # what its step calls on itself; None: nothing
-    cdef bint looks        # whether it looks at observations
+    cdef ChainState chain_state
+    cdef object inner_env         # the env in the wrapper
+    cdef Stepper inner            # steps the inner env
+    cdef object kind              # the wrapper's class
+    cdef unsigned int version     # the version of the class
+    cdef str method               # the method that its step calls on itself, or None
+    cdef bint reads_observation
 
-    cdef dict attributes(self)
-    cdef dict after_inner(self, object action, Step step)
-    cdef int by_python(self, object action, Step step) except -1
-    cdef int step_with(self, dict own, object action, Step step) except -1
-    cdef object get(self, dict own, str name)
+    cdef dict checked_attributes(self)
+    cdef dict step_inner(self, object action, Step step)
+    cdef int step_in_python(self, object action, Step step) except -1
+    cdef int step_with(self, dict attributes, object action, Step step) except -1
+    cdef object get(self, dict attributes, str name)
 
 
 cdef class Chain:
     """Steps an env through its wrappers, some of which are compiled."""
     cdef readonly object env
-    cdef object build         # makes what follows
-    cdef Stepper first
-    cdef readonly list notes  # (name of a class, why it is not compiled or ""), outermost first
-    cdef Owner owner
-    cdef public bint steps_env  # whether the env beneath all wrappers has a twin
-    cdef int builds
-    cdef bint is_timed     # whether steps add up their times
-    cdef int64_t spent_ns  # in this
+    cdef object build           # builds the stepper and the notes
+    cdef Stepper first          # the outermost stepper
+    cdef readonly list notes    # (name of a class, why it is not compiled or ""), outermost first
+    cdef ChainState state
+    cdef public bint steps_env  # whether the innermost env has a twin
+    cdef int num_builds
+    cdef bint is_timed          # whether the durations of steps are added to spent_ns
+    cdef int64_t spent_ns
 
-    cdef object stepped(self, object action)
-    cdef int timed(self, Stepper first, object action, Step step) except -1
+    cdef object run_step(self, object action)
+    cdef int step_timed(self, Stepper first, object action, Step step) except -1
 
 
 cdef unsigned int version_of(object kind) noexcept

@@ -1,4 +1,4 @@
-"""Twins of wrappers about an episode's course: those that ``gym.make`` adds, and their kin."""
+"""Twins of wrappers that check or count the steps of an episode, such as ``gym.make`` adds."""
 
 cimport cython
 
@@ -9,53 +9,53 @@ from shmvec._wrappers.chain cimport Chain, Step, Stepper, Twin
 cdef class PassiveEnvChecker(Twin):
     cdef bint checks_reuse  # since Gymnasium 1.4
 
-    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
-        Twin.__init__(self, wrapper, owner, below, inner, method)
+    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
+        Twin.__init__(self, wrapper, chain, inner_env, inner, method)
         self.checks_reuse = "checked_data_reuse" in type(wrapper).step.__code__.co_names
 
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        if (self.get(own, "checked_step") is False
-                or self.checks_reuse and self.get(own, "checked_data_reuse") is False):
-            return self.by_python(action, step)
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        if (self.get(attributes, "checked_step") is False
+                or self.checks_reuse and self.get(attributes, "checked_data_reuse") is False):
+            return self.step_in_python(action, step)
         return self.inner.step(action, step)
 
 
 @cython.final
 cdef class OrderEnforcing(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        if not self.get(own, "_has_reset"):
-            return self.by_python(action, step)
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        if not self.get(attributes, "_has_reset"):
+            return self.step_in_python(action, step)
         return self.inner.step(action, step)
 
 
 @cython.final
 cdef class TimeLimit(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        own = self.after_inner(action, step)
-        elapsed = self.get(own, "_elapsed_steps")
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        attributes = self.step_inner(action, step)
+        elapsed = self.get(attributes, "_elapsed_steps")
         elapsed += 1
-        own["_elapsed_steps"] = elapsed
-        if elapsed >= self.get(own, "_max_episode_steps"):
+        attributes["_elapsed_steps"] = elapsed
+        if elapsed >= self.get(attributes, "_max_episode_steps"):
             step.truncated = True
         return 0
 
 
 @cython.final
 cdef class Autoreset(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        if self.get(own, "autoreset"):
-            return self.by_python(action, step)
-        own = self.after_inner(action, step)
-        own["autoreset"] = step.terminated or step.truncated
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        if self.get(attributes, "autoreset"):
+            return self.step_in_python(action, step)
+        attributes = self.step_inner(action, step)
+        attributes["autoreset"] = step.terminated or step.truncated
         return 0
 
 
 @cython.final
 cdef class TimeAwareObservation(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        steps = self.get(own, "timesteps")
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        steps = self.get(attributes, "timesteps")
         steps += 1
-        own["timesteps"] = steps
+        attributes["timesteps"] = steps
         self.inner.step(action, step)
         step.unpack()
         step.observation = self.wrapper.observation(step.observation)

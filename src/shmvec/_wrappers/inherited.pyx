@@ -1,7 +1,7 @@
 """Twins of wrappers that inherit their step from one of Gymnasium's base classes.
 
-Whatever their class is, their own ``observation``, ``action`` or ``reward`` is called. No step gets
-faster by that alone, but a chain is not broken in two where such a wrapper lies in it.
+They call the wrapper's own ``observation``, ``action`` or ``reward``. That alone makes no step
+faster, but such a wrapper no longer splits a chain in two.
 """
 
 cimport cython
@@ -11,13 +11,13 @@ from shmvec._wrappers.chain cimport Step, Twin
 
 @cython.final
 cdef class Wrapper(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
         return self.inner.step(action, step)
 
 
 @cython.final
 cdef class ObservationWrapper(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
         self.inner.step(action, step)
         step.unpack()
         step.observation = self.wrapper.observation(step.observation)
@@ -26,13 +26,13 @@ cdef class ObservationWrapper(Twin):
 
 @cython.final
 cdef class ActionWrapper(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
         return self.inner.step(self.wrapper.action(action), step)
 
 
 @cython.final
 cdef class RewardWrapper(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
         self.inner.step(action, step)
         step.unpack()
         step.reward = self.wrapper.reward(step.reward)

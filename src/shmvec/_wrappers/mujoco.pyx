@@ -1,7 +1,7 @@
 """Twins of Gymnasium's MuJoCo envs, v4 and v5, which wrap nothing.
 
-MuJoCo is called as these envs call it, and so is a method that a subclass overrides. The rest of a
-step is computed from MuJoCo's arrays; rewards are computed by NumPy's scalars, which warn as ever.
+MuJoCo, and methods that a subclass overrides, are called as these envs call them. The rest of a
+step is computed from MuJoCo's arrays. Rewards are computed by NumPy's scalars, which warn as usual.
 """
 
 cimport cython
@@ -17,86 +17,88 @@ from shmvec._wrappers.numbers cimport (
     clear_flags,
     float32,
     float64,
-    inside,
+    value_pointer,
     is_plain,
     new_float64,
     raised_flags,
 )
 
-from shmvec._wrappers.results import rewarded
+from shmvec._wrappers.results import unpack_reward
 
 ctypedef fused real:
     float
     double
 
-cdef Py_ssize_t _most = 128  # so many numbers NumPy adds up in one go; -1: it adds otherwise
+# NumPy adds up to this many numbers in one pass; -1: in an order that is not known.
+cdef Py_ssize_t _max_sum_size = 128
 cdef object _float32 = np.float32
 cdef object _bool = np.bool_
-cdef object _nothing = np.empty(0)
-cdef object _two = np.empty(2)
+cdef object _empty = np.empty(0)
+cdef object _pair = np.empty(2)
 
 
 cdef class MujocoEnv(Twin):
-    """What the steps of these envs have in common."""
-    cdef tuple known         # names of methods and properties that are as Gymnasium has them,
-    cdef bint simulates      # whether do_simulation is among them,
-    cdef bint knows_dt       # dt,
-    cdef bint observes       # _get_obs,
-    cdef bint rewards        # _get_rew,
-    cdef bint costs          # control_cost,
-    cdef bint judges         # is_healthy
-    cdef bint survives       # and healthy_reward,
-    cdef bint forgives       # and whether the unhealthy get it, too, if they are terminated
+    """The common parts of the steps of these envs."""
+    cdef tuple known_names          # methods and properties that are Gymnasium's
+    # Which of these methods and properties are among them:
+    cdef bint knows_simulation      # do_simulation
+    cdef bint knows_dt              # dt
+    cdef bint knows_observation     # _get_obs
+    cdef bint knows_reward          # _get_rew
+    cdef bint knows_control_cost    # control_cost
+    cdef bint knows_health          # is_healthy
+    cdef bint knows_healthy_reward  # healthy_reward
+    cdef bint rewards_unhealthy     # whether it is also for unhealthy envs, whose episodes end
     cdef bint is_v5
-    cdef bint clips          # whether observations' velocities are clipped
-    cdef Py_ssize_t hides    # how many positions observations may leave out
-    cdef object mujoco       # the module, and where these envs look it up
-    cdef dict names
-    cdef object observation  # one of the last size
+    cdef bint clips_velocities      # in observations
+    cdef Py_ssize_t max_hidden_positions  # that observations may leave out
+    cdef object mujoco              # the module
+    cdef dict namespace             # where these envs look it up
+    cdef object observation         # an array of the last size
 
-    def __init__(self, env, Chain owner, frozenset known):
+    def __init__(self, env, Chain chain, frozenset known_names):
         """Makes a twin.
 
         Args:
             env: The env.
-            owner: The chain.
-            known: Names of its class's methods and properties that are as Gymnasium has them.
+            chain: Its chain.
+            known_names: The names of methods and properties of its class that are Gymnasium's.
         """
-        Twin.__init__(self, env, owner, None, None, None)
+        Twin.__init__(self, env, chain, None, None, None)
         kind = type(env)
-        self.known = tuple(known - {"step"})  # which any twin sees to
+        self.known_names = tuple(known_names - {"step"})  # which Twin checks
         self.is_v5 = "_get_rew" in kind.step.__code__.co_names
-        self.simulates = {"do_simulation", "_step_mujoco_simulation"} <= known
-        if self.simulates:
-            self.names = kind._step_mujoco_simulation.__globals__
-            self.mujoco = self.names["mujoco"]
-        self.knows_dt = "dt" in known
-        self.observes = "_get_obs" in known
-        self.rewards = "_get_rew" in known
-        self.costs = "control_cost" in known
-        self.judges = {"is_healthy", "state_vector"} <= known
-        self.survives = "healthy_reward" in known
-        self.forgives = self.survives and (
+        self.knows_simulation = {"do_simulation", "_step_mujoco_simulation"} <= known_names
+        if self.knows_simulation:
+            self.namespace = kind._step_mujoco_simulation.__globals__
+            self.mujoco = self.namespace["mujoco"]
+        self.knows_dt = "dt" in known_names
+        self.knows_observation = "_get_obs" in known_names
+        self.knows_reward = "_get_rew" in known_names
+        self.knows_control_cost = "control_cost" in known_names
+        self.knows_health = {"is_healthy", "state_vector"} <= known_names
+        self.knows_healthy_reward = "healthy_reward" in known_names
+        self.rewards_unhealthy = self.knows_healthy_reward and (
             "_terminate_when_unhealthy" in kind.healthy_reward.fget.__code__.co_names)
-        self.hides = 1
-        self.observation = _nothing
+        self.max_hidden_positions = 1
+        self.observation = _empty
 
-    cdef dict attributes(self):
-        cdef dict own = Twin.attributes(self)
-        if own is not None:
-            for name in self.known:
-                if name in own:
+    cdef dict checked_attributes(self):
+        cdef dict attributes = Twin.checked_attributes(self)
+        if attributes is not None:
+            for name in self.known_names:
+                if name in attributes:
                     return None
-        return own
+        return attributes
 
-    cdef object space(self, str name, str own):
+    cdef object space(self, str name, str private_name):
         return getattr(self.wrapper, name)
 
     cdef int simulate(self, object action) except -1:
-        """What ``do_simulation`` does."""
+        """Does what ``do_simulation`` does."""
         env = self.wrapper
         frames = env.frame_skip
-        if (self.simulates and self.names.get("mujoco") is self.mujoco
+        if (self.knows_simulation and self.namespace.get("mujoco") is self.mujoco
                 and is_plain(action) and ndim_of(action) == 1):
             model, data = env.model, env.data
             control = data.ctrl
@@ -104,84 +106,86 @@ cdef class MujocoEnv(Twin):
                     and size_of(action) == size_of(control) == model.nu
                     and _copy(action, control)):
                 self.mujoco.mj_step(model, data, nstep=frames)
-                PyErr_CheckSignals()  # a time limit, as where Python goes on
+                PyErr_CheckSignals()  # a time limit is a signal; Python would check for it here
                 self.mujoco.mj_rnePostConstraint(env.model, env.data)
                 return 0
         env.do_simulation(action, frames)
         return 0
 
-    cdef object place(self):
-        """Where the env is: a number, or an array."""
+    cdef object position(self):
+        """The position of the env: a number, or an array."""
         return self.wrapper.data.qpos[0]
 
-    cdef tuple moved(self, object action):
-        """Simulates: where the env is then, and how fast it came there."""
+    cdef tuple move(self, object action):
+        """Simulates; returns the new position, and the velocity."""
         env = self.wrapper
-        before = self.place()
+        before = self.position()
         self.simulate(action)
-        after = self.place()
+        after = self.position()
         if not self.knows_dt:
             return after, (after - before) / env.dt
         return after, _velocity(before, after, env.model.opt.timestep * env.frame_skip)
 
-    cdef object observed(self):
-        """What ``_get_obs`` returns."""
-        cdef Py_ssize_t skipped, kept, speeds, more
-        cdef double *made
+    cdef object make_observation(self):
+        """Returns what ``_get_obs`` returns."""
+        cdef Py_ssize_t skipped, num_positions, num_velocities, num_forces
+        cdef double *target
         env = self.wrapper
         data = env.data
         positions, velocities = data.qpos, data.qvel
-        if not (self.observes and _is_numbers(positions) and _is_numbers(velocities)):
+        if not (self.knows_observation and _is_numbers(positions) and _is_numbers(velocities)):
             return env._get_obs()
         skipped = 0
         if env._exclude_current_positions_from_observation:
-            skipped = min(self.hides, size_of(positions))
-        forces = self.observed_forces()
+            skipped = min(self.max_hidden_positions, size_of(positions))
+        forces = self.forces_in_observation()
         if not _is_numbers(forces):
             return env._get_obs()
-        kept, speeds, more = size_of(positions) - skipped, size_of(velocities), size_of(forces)
-        if size_of(self.observation) != kept + speeds + more:
-            self.observation = np.empty(kept + speeds + more)
+        num_positions = size_of(positions) - skipped
+        num_velocities, num_forces = size_of(velocities), size_of(forces)
+        if size_of(self.observation) != num_positions + num_velocities + num_forces:
+            self.observation = np.empty(num_positions + num_velocities + num_forces)
         observation = new_like(self.observation)
-        made = <double *>data_of(observation)
-        memcpy(made, <double *>data_of(positions) + skipped, kept * sizeof(double))
-        memcpy(made + kept, data_of(velocities), speeds * sizeof(double))
-        memcpy(made + kept + speeds, data_of(forces), more * sizeof(double))
-        if self.clips:
-            _clip(made + kept, speeds, -10, 10)
+        target = <double *>data_of(observation)
+        memcpy(target, <double *>data_of(positions) + skipped, num_positions * sizeof(double))
+        memcpy(target + num_positions, data_of(velocities), num_velocities * sizeof(double))
+        memcpy(target + num_positions + num_velocities, data_of(forces),
+               num_forces * sizeof(double))
+        if self.clips_velocities:
+            _clip(target + num_positions, num_velocities, -10, 10)
         return observation
 
-    cdef object observed_forces(self):
-        """What follows velocities in an observation."""
-        return _nothing
+    cdef object forces_in_observation(self):
+        """The part of an observation after the velocities."""
+        return _empty
 
     cdef object control_cost(self, object action):
         env = self.wrapper
-        total = _sum_of_squares(action) if self.costs else None
+        total = _sum_of_squares(action) if self.knows_control_cost else None
         return env.control_cost(action) if total is None else env._ctrl_cost_weight * total
 
-    cdef tuple rewarded(self, object velocity, object action):
+    cdef tuple compute_reward(self, object velocity, object action):
         """What ``_get_rew`` returns."""
         env = self.wrapper
-        if not self.rewards:
-            return rewarded(env._get_rew(velocity, action))
+        if not self.knows_reward:
+            return unpack_reward(env._get_rew(velocity, action))
         forward = env._forward_reward_weight * velocity
         cost = self.control_cost(action)
         return forward - cost, {"reward_forward": forward, "reward_ctrl": -cost}
 
-    cdef object judged(self):
-        """Whether the env is healthy; None: its own ``is_healthy`` must say it."""
+    cdef object compute_health(self):
+        """Whether the env is healthy; None if that is left to its own ``is_healthy``."""
         return None
 
     cdef object is_healthy(self):
-        healthy = self.judged() if self.judges else None
+        healthy = self.compute_health() if self.knows_health else None
         return self.wrapper.is_healthy if healthy is None else healthy
 
     cdef object healthy_reward(self):
         env = self.wrapper
-        if not self.survives or type(env._healthy_reward) is not float:
+        if not self.knows_healthy_reward or type(env._healthy_reward) is not float:
             return env.healthy_reward
-        if self.forgives:
+        if self.rewards_unhealthy:
             return float(self.is_healthy() or env._terminate_when_unhealthy) * env._healthy_reward
         return self.is_healthy() * env._healthy_reward
 
@@ -189,12 +193,11 @@ cdef class MujocoEnv(Twin):
         env = self.wrapper
         if self.is_v5:
             return not self.is_healthy() and env._terminate_when_unhealthy
-        if "terminated" not in self.known:
+        if "terminated" not in self.known_names:
             return env.terminated
         return not self.is_healthy() if env._terminate_when_unhealthy else False
 
     cdef int end(self, Step step, object terminated) except -1:
-        """Ends a step."""
         env = self.wrapper
         if env.render_mode == "human":
             env.render()
@@ -204,17 +207,17 @@ cdef class MujocoEnv(Twin):
 
 @cython.final
 cdef class HalfCheetahEnv(MujocoEnv):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
         env = self.wrapper
-        after, velocity = self.moved(action)
+        after, velocity = self.move(action)
         if self.is_v5:
-            step.observation = self.observed()
-            step.reward, rewards = self.rewarded(velocity, action)
-            step.info = {"x_position": after, "x_velocity": velocity, **rewards}
+            step.observation = self.make_observation()
+            step.reward, reward_infos = self.compute_reward(velocity, action)
+            step.info = {"x_position": after, "x_velocity": velocity, **reward_infos}
         else:
             cost = self.control_cost(action)
             forward = env._forward_reward_weight * velocity
-            step.observation = self.observed()
+            step.observation = self.make_observation()
             step.reward = forward - cost
             step.info = {"x_position": after, "x_velocity": velocity, "reward_run": forward,
                          "reward_ctrl": -cost}
@@ -222,37 +225,37 @@ cdef class HalfCheetahEnv(MujocoEnv):
 
 
 cdef class _Walker(MujocoEnv):
-    """HopperEnv and Walker2dEnv, which are healthy within ranges of height and angle."""
+    """HopperEnv and Walker2dEnv, whose health depends on height and angle."""
 
-    def __init__(self, env, Chain owner, frozenset known):
-        MujocoEnv.__init__(self, env, owner, known)
-        self.clips = True
+    def __init__(self, env, Chain chain, frozenset known_names):
+        MujocoEnv.__init__(self, env, chain, known_names)
+        self.clips_velocities = True
 
-    cdef int step_with(self, dict own, object action, Step step) except -1:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
         env = self.wrapper
-        after, velocity = self.moved(action)
+        after, velocity = self.move(action)
         if self.is_v5:
-            step.observation = self.observed()
-            step.reward, rewards = self.rewarded(velocity, action)
+            step.observation = self.make_observation()
+            step.reward, reward_infos = self.compute_reward(velocity, action)
             terminated = self.terminated()
             height = env.data.qpos[1] - env.init_qpos[1]
             step.info = {"x_position": after, "z_distance_from_origin": height,
-                         "x_velocity": velocity, **rewards}
+                         "x_velocity": velocity, **reward_infos}
         else:
             cost = self.control_cost(action)
             forward = env._forward_reward_weight * velocity
             total = forward + self.healthy_reward()
-            step.observation = self.observed()
+            step.observation = self.make_observation()
             step.reward = total - cost
             terminated = self.terminated()
             step.info = {"x_position": after, "x_velocity": velocity}
         return self.end(step, terminated)
 
-    cdef tuple rewarded(self, object velocity, object action):
+    cdef tuple compute_reward(self, object velocity, object action):
         """What ``_get_rew`` returns."""
         env = self.wrapper
-        if not self.rewards:
-            return rewarded(env._get_rew(velocity, action))
+        if not self.knows_reward:
+            return unpack_reward(env._get_rew(velocity, action))
         forward = env._forward_reward_weight * velocity
         healthy = self.healthy_reward()
         total = forward + healthy
@@ -261,7 +264,7 @@ cdef class _Walker(MujocoEnv):
                               "reward_survive": healthy}
 
     cdef int upright(self, object positions) except -1:
-        """Whether height and angle are in their ranges; 2: not known."""
+        """Whether height and angle are in their ranges; 2 if that is left to Python."""
         cdef double low, high, least, most
         env = self.wrapper
         if not (_is_numbers(positions) and size_of(positions) > 2
@@ -274,7 +277,7 @@ cdef class _Walker(MujocoEnv):
 
 @cython.final
 cdef class HopperEnv(_Walker):
-    cdef object judged(self):
+    cdef object compute_health(self):
         cdef double low, high
         cdef int upright
         env = self.wrapper
@@ -290,100 +293,100 @@ cdef class HopperEnv(_Walker):
 
 @cython.final
 cdef class Walker2dEnv(_Walker):
-    cdef object judged(self):
+    cdef object compute_health(self):
         cdef int upright = self.upright(self.wrapper.data.qpos)
         return None if upright == 2 else _bool(upright)
 
 
 cdef class _Planar(MujocoEnv):
-    """SwimmerEnv and AntEnv, which move on two axes."""
+    """SwimmerEnv and AntEnv, which move in two dimensions."""
 
-    def __init__(self, env, Chain owner, frozenset known):
-        MujocoEnv.__init__(self, env, owner, known)
-        self.hides = 2
+    def __init__(self, env, Chain chain, frozenset known_names):
+        MujocoEnv.__init__(self, env, chain, known_names)
+        self.max_hidden_positions = 2
 
-    cdef object place(self):
+    cdef object position(self):
         return _first_two(self.wrapper.data.qpos)
 
-    cdef dict described(self, object place, object x_velocity, object y_velocity):
-        """What infos have in common."""
-        return {"x_position": place[0], "y_position": place[1],
-                "distance_from_origin": _length(place),
+    cdef dict describe_position(self, object position, object x_velocity, object y_velocity):
+        """The common part of infos."""
+        return {"x_position": position[0], "y_position": position[1],
+                "distance_from_origin": _length(position),
                 "x_velocity": x_velocity, "y_velocity": y_velocity}
 
 
 @cython.final
 cdef class SwimmerEnv(_Planar):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
         env = self.wrapper
-        place, (x_velocity, y_velocity) = self.moved(action)
+        position, (x_velocity, y_velocity) = self.move(action)
         if self.is_v5:
-            step.observation = self.observed()
-            step.reward, rewards = self.rewarded(x_velocity, action)
-            step.info = {**self.described(place, x_velocity, y_velocity), **rewards}
+            step.observation = self.make_observation()
+            step.reward, reward_infos = self.compute_reward(x_velocity, action)
+            step.info = {**self.describe_position(position, x_velocity, y_velocity), **reward_infos}
         else:
             forward = env._forward_reward_weight * x_velocity
             cost = self.control_cost(action)
-            step.observation = self.observed()
+            step.observation = self.make_observation()
             step.reward = forward - cost
             step.info = {"reward_fwd": forward, "reward_ctrl": -cost,
-                         **self.described(place, x_velocity, y_velocity),
+                         **self.describe_position(position, x_velocity, y_velocity),
                          "forward_reward": forward}
         return self.end(step, False)
 
 
 @cython.final
 cdef class AntEnv(_Planar):
-    cdef bint charges  # whether contact_cost and contact_forces are as Gymnasium has them
+    cdef bint knows_contact  # whether contact_cost and contact_forces are as Gymnasium has them
 
-    def __init__(self, env, Chain owner, frozenset known):
-        _Planar.__init__(self, env, owner, known)
-        self.charges = {"contact_cost", "contact_forces"} <= known
-        self.observes = self.observes and "contact_forces" in known
+    def __init__(self, env, Chain chain, frozenset known_names):
+        _Planar.__init__(self, env, chain, known_names)
+        self.knows_contact = {"contact_cost", "contact_forces"} <= known_names
+        self.knows_observation = self.knows_observation and "contact_forces" in known_names
 
-    cdef int step_with(self, dict own, object action, Step step) except -1:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
         env = self.wrapper
-        place, (x_velocity, y_velocity) = self.moved(action)
+        position, (x_velocity, y_velocity) = self.move(action)
         if self.is_v5:
-            step.observation = self.observed()
-            step.reward, rewards = self.rewarded(x_velocity, action)
+            step.observation = self.make_observation()
+            step.reward, reward_infos = self.compute_reward(x_velocity, action)
             terminated = self.terminated()
-            place = env.data.qpos[0:2]
-            step.info = {**self.described(place, x_velocity, y_velocity), **rewards}
+            position = env.data.qpos[0:2]
+            step.info = {**self.describe_position(position, x_velocity, y_velocity), **reward_infos}
         else:
             healthy = self.healthy_reward()
             total = x_velocity + healthy
-            costs = cost = self.control_cost(action)
+            knows_control_cost = cost = self.control_cost(action)
             terminated = self.terminated()
-            step.observation = self.observed()
+            step.observation = self.make_observation()
             step.info = {"reward_forward": x_velocity, "reward_ctrl": -cost,
                          "reward_survive": healthy,
-                         **self.described(place, x_velocity, y_velocity),
+                         **self.describe_position(position, x_velocity, y_velocity),
                          "forward_reward": x_velocity}
             if env._use_contact_forces:
                 contact = self.contact_cost()
-                costs += contact
+                knows_control_cost += contact
                 step.info["reward_ctrl"] = -contact
-            step.reward = total - costs
+            step.reward = total - knows_control_cost
         return self.end(step, terminated)
 
-    cdef object place(self):
+    cdef object position(self):
         env = self.wrapper
         if self.is_v5:
             return _first_two(env.data.body(env._main_body).xpos)
         return _first_two(env.get_body_com("torso"))
 
-    cdef object observed_forces(self):
+    cdef object forces_in_observation(self):
         env = self.wrapper
         if self.is_v5:
             if env._include_cfrc_ext_in_observation:
                 return self.contact_forces()[1:].flatten()
         elif env._use_contact_forces:
             return self.contact_forces().flatten()
-        return _nothing
+        return _empty
 
     cdef object contact_forces(self):
-        """What the property of this name, which is Gymnasium's, returns: a new array."""
+        """Returns what Gymnasium's property of this name returns, a new array."""
         cdef double low, high
         env = self.wrapper
         forces = env.data.cfrc_ext
@@ -397,7 +400,7 @@ cdef class AntEnv(_Planar):
 
     cdef object contact_cost(self):
         env = self.wrapper
-        if not self.charges:
+        if not self.knows_contact:
             return env.contact_cost
         forces = self.contact_forces()
         total = _sum_of_squares(forces)
@@ -405,10 +408,10 @@ cdef class AntEnv(_Planar):
             total = np.sum(np.square(forces))
         return env._contact_cost_weight * total
 
-    cdef tuple rewarded(self, object velocity, object action):
+    cdef tuple compute_reward(self, object velocity, object action):
         env = self.wrapper
-        if not self.rewards:
-            return rewarded(env._get_rew(velocity, action))
+        if not self.knows_reward:
+            return unpack_reward(env._get_rew(velocity, action))
         forward = velocity * env._forward_reward_weight
         healthy = self.healthy_reward()
         total = forward + healthy
@@ -418,7 +421,7 @@ cdef class AntEnv(_Planar):
             "reward_forward": forward, "reward_ctrl": -cost, "reward_contact": -contact,
             "reward_survive": healthy}
 
-    cdef object judged(self):
+    cdef object compute_health(self):
         cdef double low, high
         env = self.wrapper
         positions, velocities = env.data.qpos, env.data.qvel
@@ -431,12 +434,12 @@ cdef class AntEnv(_Planar):
 
 
 cdef bint _is_numbers(object array) noexcept:
-    """Whether it is an axis of float64 that C may read."""
+    """Whether it is a one-dimensional array of float64 that C may read."""
     return is_plain(array) and ndim_of(array) == 1 and has_dtype(array, float64)
 
 
 cdef bint _are_within(object array, Py_ssize_t start, double low, double high) noexcept:
-    """Whether an array's numbers from ``start`` on are in a range."""
+    """Whether an array's numbers from index ``start`` on are between two limits."""
     cdef const double *numbers = <double *>data_of(array)
     cdef Py_ssize_t i
     for i in range(start, size_of(array)):
@@ -445,44 +448,44 @@ cdef bint _are_within(object array, Py_ssize_t start, double low, double high) n
     return True
 
 
-cdef object _length(object place):
-    """``np.linalg.norm(place, ord=2)``; how its products are rounded is BLAS's own."""
-    if _most < 0 or not _is_numbers(place):
-        return np.linalg.norm(place, ord=2)
-    return new_float64(sqrt(place.dot(place)))
+cdef object _length(object position):
+    """``np.linalg.norm(position, ord=2)``; BLAS decides how its products are rounded."""
+    if _max_sum_size < 0 or not _is_numbers(position):
+        return np.linalg.norm(position, ord=2)
+    return new_float64(sqrt(position.dot(position)))
 
 
 cdef object _first_two(object array):
     """A copy of an array's first two numbers."""
     if not _is_numbers(array) or size_of(array) < 2:
         return array[:2].copy()
-    copied = new_like(_two)
-    memcpy(data_of(copied), data_of(array), 2 * sizeof(double))
-    return copied
+    pair = new_like(_pair)
+    memcpy(data_of(pair), data_of(array), 2 * sizeof(double))
+    return pair
 
 
 cdef object _velocity(object before, object after, object dt):
     """``(after - before) / dt``, of numbers or of arrays."""
-    cdef double *made
+    cdef double *target
     cdef Py_ssize_t i
     if (type(dt) is float and _is_numbers(before) and _is_numbers(after)
             and size_of(before) == size_of(after)):
         velocity = new_like(after)
-        made = <double *>data_of(velocity)
+        target = <double *>data_of(velocity)
         clear_flags()
         for i in range(size_of(after)):
-            made[i] = (<double *>data_of(after))[i] - (<double *>data_of(before))[i]
-            made[i] /= <double>dt
+            target[i] = (<double *>data_of(after))[i] - (<double *>data_of(before))[i]
+            target[i] /= <double>dt
         if not raised_flags():
             return velocity
     return (after - before) / dt  # which warns
 
 
-cdef bint _is_range(object given, double *low, double *high) except -1:
+cdef bint _is_range(object bounds, double *low, double *high) except -1:
     """Whether it is a tuple of two floats, which are written to ``low`` and ``high``."""
-    if type(given) is not tuple or len(<tuple>given) != 2:
+    if type(bounds) is not tuple or len(<tuple>bounds) != 2:
         return False
-    least, most = <tuple>given
+    least, most = <tuple>bounds
     if type(least) is not float or type(most) is not float:
         return False
     low[0], high[0] = least, most
@@ -490,14 +493,14 @@ cdef bint _is_range(object given, double *low, double *high) except -1:
 
 
 cdef bint _copy(object action, object control) noexcept:
-    """Copies an action to the array of controls, of the same size; False: NumPy must do it."""
+    """Copies an action to the array of controls, of equal size; False if it is left to NumPy."""
     cdef double *controls = <double *>data_of(control)
     cdef Py_ssize_t i
     if has_dtype(action, float32):
         for i in range(size_of(action)):
             controls[i] = (<float *>data_of(action))[i]
             if isnan(controls[i]):
-                return False  # NumPy warns of some that it casts
+                return False  # NumPy warns when it casts some of them
     elif has_dtype(action, float64):
         for i in range(size_of(action)):
             controls[i] = (<double *>data_of(action))[i]
@@ -516,8 +519,8 @@ cdef void _clip(double *numbers, Py_ssize_t count, double low, double high) noex
 
 
 cdef object _sum_of_squares(object array):
-    """``np.sum(np.square(array))``; None: NumPy must compute it."""
-    if not is_plain(array) or size_of(array) > _most:
+    """``np.sum(np.square(array))``; None if it is left to NumPy."""
+    if not is_plain(array) or size_of(array) > _max_sum_size:
         return None
     cdef bint single = has_dtype(array, float32)
     if not single and not has_dtype(array, float64):
@@ -525,16 +528,16 @@ cdef object _sum_of_squares(object array):
     total = new_float64(0)
     clear_flags()
     if single:
-        _add_squares[float](<float *>data_of(array), size_of(array), inside(total))
+        _add_squares[float](<float *>data_of(array), size_of(array), value_pointer(total))
     else:
-        _add_squares[double](<double *>data_of(array), size_of(array), inside(total))
-    if raised_flags() or not isfinite(inside(total)[0]):
+        _add_squares[double](<double *>data_of(array), size_of(array), value_pointer(total))
+    if raised_flags() or not isfinite(value_pointer(total)[0]):
         return None
     return _float32(total) if single else total
 
 
 cdef void _add_squares(const real *numbers, Py_ssize_t count, double *total) noexcept:
-    """Adds squares in NumPy's order: eight sums, which are added in pairs, then the others."""
+    """Adds squares in NumPy's order: eight sums, which are added in pairs, and then the rest."""
     cdef real sums[8]
     cdef real added = 0
     cdef Py_ssize_t i = 0
@@ -553,9 +556,9 @@ cdef void _add_squares(const real *numbers, Py_ssize_t count, double *total) noe
     total[0] = added
 
 
-def _adds_alike():
-    """Whether NumPy adds in this order, and how it computes a length."""
-    for count in range(_most + 1):
+def _matches_numpy():
+    """Whether NumPy adds in this order, and computes lengths as `_length` does."""
+    for count in range(_max_sum_size + 1):
         for dtype in (float32, float64):
             numbers = (np.cos(np.arange(count)) * 3).astype(dtype)
             rows = numbers.reshape(2 - count % 2, -1)
@@ -566,5 +569,5 @@ def _adds_alike():
     return True
 
 
-if not _adds_alike():
-    _most = -1
+if not _matches_numpy():
+    _max_sum_size = -1

@@ -1,8 +1,8 @@
 """Twins of NormalizeObservation and NormalizeReward.
 
-Gymnasium's RunningMeanStd is updated by one sample at a time, whose mean is the sample and whose
-variance is 0 if it is finite: what is left of its formulas is computed here in their order, and
-rounded as NumPy rounds: a float32 array times a Python float is a product of float32.
+Gymnasium's RunningMeanStd is updated by one sample at a time. The mean of that is the sample, and
+its variance is 0 if it is finite. The rest of the formulas is computed here in their order, and
+rounded as NumPy rounds: a float32 array times a Python float gives float32.
 """
 
 cimport cython
@@ -19,7 +19,7 @@ from shmvec._wrappers.numbers cimport (
     clear_flags,
     float32,
     float64,
-    inside,
+    value_pointer,
     is_float64,
     is_plain,
     new_float64,
@@ -30,61 +30,61 @@ from shmvec._wrappers.numbers cimport (
 cdef extern from "Python.h":
     PyObject *PyDict_GetItemWithError(object mapping, object key) except? NULL
 
-ctypedef fused observed:
+ctypedef fused input_real:
     float
     double
 
-ctypedef fused kept:
+ctypedef fused moment_real:
     float
     double
 
 
 cdef object _bool = np.bool_
-cdef object _running = RunningMeanStd
+cdef object _running_mean_std = RunningMeanStd
 
 
 cdef class _Normalizing(Twin):
-    """A twin that keeps a RunningMeanStd."""
-    cdef unsigned int tag_of_rms
+    """A twin of a wrapper with a RunningMeanStd."""
+    cdef unsigned int rms_version
 
-    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
-        Twin.__init__(self, wrapper, owner, below, inner, method)
-        self.tag_of_rms = version_of(_running)
+    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
+        Twin.__init__(self, wrapper, chain, inner_env, inner, method)
+        self.rms_version = version_of(_running_mean_std)
 
     cdef dict moments(self, object rms):
-        """The attributes of a RunningMeanStd; None if it is another object, or does otherwise."""
-        if type(rms) is not _running:
+        """The attributes of a RunningMeanStd; None if it is of another class, or was changed."""
+        if type(rms) is not _running_mean_std:
             return None
-        if version_of(_running) != self.tag_of_rms:
-            self.owner.changed = True
+        if version_of(_running_mean_std) != self.rms_version:
+            self.chain_state.changed = True
             return None
-        cdef dict own = attributes_of(rms)
-        if "update" in own or "update_from_moments" in own:
+        cdef dict attributes = attributes_of(rms)
+        if "update" in attributes or "update_from_moments" in attributes:
             return None
-        return own
+        return attributes
 
 
-cdef object _item(dict own, str name):
-    """An attribute; None: there is none."""
-    cdef PyObject *found = PyDict_GetItemWithError(own, name)
+cdef object _item(dict attributes, str name):
+    """An attribute; None if there is none."""
+    cdef PyObject *found = PyDict_GetItemWithError(attributes, name)
     return None if found is NULL else <object>found
 
 
 @cython.final
 cdef class NormalizeObservation(_Normalizing):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        own = self.after_inner(action, step)
-        normal = None if own is None else self.normalized(own, step.observation)
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        attributes = self.step_inner(action, step)
+        normal = None if attributes is None else self.normalize(attributes, step.observation)
         step.observation = (
             self.wrapper.observation(step.observation) if normal is None else normal)
         return 0
 
-    cdef object normalized(self, dict own, object observation):
-        """The normalized observation; None: Python must make it, and nothing has changed."""
-        cdef dict moments = self.moments(_item(own, "obs_rms"))
+    cdef object normalize(self, dict attributes, object observation):
+        """The normalized observation; None if it is left to Python, and nothing was changed."""
+        cdef dict moments = self.moments(_item(attributes, "obs_rms"))
         if moments is None or not is_plain(observation) or ndim_of(observation) == 0:
             return None
-        update, epsilon = _item(own, "_update_running_mean"), _item(own, "epsilon")
+        update, epsilon = _item(attributes, "_update_running_mean"), _item(attributes, "epsilon")
         mean, var, count = _item(moments, "mean"), _item(moments, "var"), _item(moments, "count")
         if not (type(epsilon) is float and type(count) is float and type(update) is bool
                 and is_plain(mean) and is_plain(var)
@@ -93,10 +93,10 @@ cdef class NormalizeObservation(_Normalizing):
         cdef bint single = has_dtype(observation, float32)
         if not single and not has_dtype(observation, float64):
             return None
-        cdef bint single_kept = has_dtype(mean, float32)
-        if not has_dtype(var, float32 if single_kept else float64):
+        cdef bint single_moments = has_dtype(mean, float32)
+        if not has_dtype(var, float32 if single_moments else float64):
             return None
-        if single_kept != single and not (single and has_dtype(mean, float64)):
+        if single_moments != single and not (single and has_dtype(mean, float64)):
             return None
         normal = new_like_as(observation, float32)
         cdef object new_mean = mean
@@ -108,7 +108,7 @@ cdef class NormalizeObservation(_Normalizing):
         cdef double floor = epsilon
         cdef bint exact
         clear_flags()
-        if single_kept:
+        if single_moments:
             exact = _normalize[float, float](
                 <float *>data_of(observation), <float *>data_of(mean), <float *>data_of(var),
                 seen, floor, update, <float *>data_of(new_mean), <float *>data_of(new_var),
@@ -130,18 +130,19 @@ cdef class NormalizeObservation(_Normalizing):
         return normal
 
 
-cdef bint _normalize(const observed *values, const kept *means, const kept *variances,
-                     double count, double epsilon, bint update, kept *new_means,
-                     kept *new_variances, float *normal, Py_ssize_t size) noexcept:
+cdef bint _normalize(const input_real *values, const moment_real *means,
+                     const moment_real *variances, double count, double epsilon, bint update,
+                     moment_real *new_means, moment_real *new_variances, float *normal,
+                     Py_ssize_t size) noexcept:
     """Updates moments, and normalizes by them; False: a number is not finite."""
     cdef Py_ssize_t i
-    cdef kept before = <kept>count
-    cdef kept total = <kept>(count + 1)
-    cdef kept small = <kept>epsilon
-    cdef kept value, mean, var, delta, squares
+    cdef moment_real before = <moment_real>count
+    cdef moment_real total = <moment_real>(count + 1)
+    cdef moment_real small = <moment_real>epsilon
+    cdef moment_real value, mean, var, delta, squares
     cdef bint finite = True
     for i in range(size):
-        value, mean, var = <kept>values[i], means[i], variances[i]
+        value, mean, var = <moment_real>values[i], means[i], variances[i]
         if update:
             delta = value - mean
             mean = mean + delta / total
@@ -151,7 +152,7 @@ cdef bint _normalize(const observed *values, const kept *means, const kept *vari
             new_means[i], new_variances[i] = mean, var
         delta = value - mean
         var = var + small
-        if kept is float:
+        if moment_real is float:
             var = sqrtf(var)
         else:
             var = sqrt(var)
@@ -163,14 +164,15 @@ cdef bint _normalize(const observed *values, const kept *means, const kept *vari
 
 @cython.final
 cdef class NormalizeReward(_Normalizing):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        own = self.after_inner(action, step)
-        normal = self.normalized(own, step.reward, step.terminated)
-        step.reward = self.by_numpy(step.reward, step.terminated) if normal is None else normal
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        attributes = self.step_inner(action, step)
+        normal = self.normalize(attributes, step.reward, step.terminated)
+        if normal is None:
+            normal = self.normalize_by_numpy(step.reward, step.terminated)
+        step.reward = normal
         return 0
 
-    cdef object by_numpy(self, object reward, object terminated):
-        """As Gymnasium has it."""
+    cdef object normalize_by_numpy(self, object reward, object terminated):
         wrapper = self.wrapper
         wrapper.discounted_reward = (
             wrapper.discounted_reward * wrapper.gamma * (1 - terminated) + float(reward))
@@ -178,10 +180,10 @@ cdef class NormalizeReward(_Normalizing):
             wrapper.return_rms.update(wrapper.discounted_reward)
         return reward / np.sqrt(wrapper.return_rms.var + wrapper.epsilon)
 
-    cdef object normalized(self, dict own, object reward, object terminated):
-        """The normalized reward; None: Python must make it, and nothing has changed."""
-        cdef dict moments = self.moments(_item(own, "return_rms"))
-        discounted = _item(own, "discounted_reward")
+    cdef object normalize(self, dict attributes, object reward, object terminated):
+        """The normalized reward; None if it is left to Python, and nothing was changed."""
+        cdef dict moments = self.moments(_item(attributes, "return_rms"))
+        discounted = _item(attributes, "discounted_reward")
         if (moments is None or not (type(reward) is float or is_float64(reward))
                 or not is_plain(discounted) or not has_dtype(discounted, float64)
                 or ndim_of(discounted) != 1 or size_of(discounted) != 1):
@@ -189,7 +191,8 @@ cdef class NormalizeReward(_Normalizing):
         if type(terminated) is not bool and type(terminated) is not _bool:
             return None
         update, epsilon, gamma = (
-            _item(own, "_update_running_mean"), _item(own, "epsilon"), _item(own, "gamma"))
+            _item(attributes, "_update_running_mean"), _item(attributes, "epsilon"),
+            _item(attributes, "gamma"))
         mean, var, count = _item(moments, "mean"), _item(moments, "var"), _item(moments, "count")
         if not (type(epsilon) is float and type(gamma) is float and type(update) is bool
                 and type(count) is float and is_float64(mean) and is_float64(var)):
@@ -203,17 +206,18 @@ cdef class NormalizeReward(_Normalizing):
         new_mean, new_var = new_float64(0), new_float64(0)
         clear_flags()
         if not _normalize_reward(
-                <double *>data_of(discounted), inside(mean), inside(var), discount, ended, value,
-                seen, small, update, <double *>data_of(new_discounted), inside(new_mean),
-                inside(new_var), inside(normal)) or raised_flags():
+                <double *>data_of(discounted), value_pointer(mean), value_pointer(var), discount,
+                ended, value, seen, small, update, <double *>data_of(new_discounted),
+                value_pointer(new_mean), value_pointer(new_var),
+                value_pointer(normal)) or raised_flags():
             return None
-        own["discounted_reward"] = new_discounted
+        attributes["discounted_reward"] = new_discounted
         if update:
             moments["mean"], moments["var"], moments["count"] = new_mean, new_var, seen + 1
         return normal
 
 
-# From memory to memory: so the compiler can move nothing across the looks at the flags.
+# All values are in memory, so that the compiler moves no operation across the checks of the flags.
 cdef bint _normalize_reward(const double *discounted, const double *mean, const double *var,
                             double gamma, bint ended, double reward, double count, double epsilon,
                             bint update, double *new_discounted, double *new_mean,

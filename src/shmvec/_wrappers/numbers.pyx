@@ -1,9 +1,9 @@
-"""What twins compute with: plain arrays, NumPy's float64, and the flags of floating-point errors.
+"""What twins compute with: plain arrays, NumPy's float64, and floating-point flags.
 
 A twin computes as NumPy does, operation by operation; this folder is compiled without contraction
-of products and sums. Where an operation would raise a flag (overflow, division by zero, invalid,
-underflow), the twin has changed nothing yet and leaves the step to Python, which warns or raises as
-NumPy was set to.
+of products and sums. If an operation raises a flag (overflow, division by zero, invalid,
+underflow), the twin, which has not changed anything yet, leaves the step to Python: NumPy then
+warns or raises as it was set to.
 """
 
 from cpython.object cimport PyObject
@@ -29,7 +29,7 @@ cdef object _float64 = np.float64
 
 
 cdef bint is_plain(object array) noexcept:
-    """Whether it is an array, of no subclass, that C may read from end to end."""
+    """Whether it is an array, and of no subclass, that is contiguous and aligned."""
     return type(array) is _array and is_contiguous(array) and is_aligned(array)
 
 
@@ -44,20 +44,19 @@ cdef bint same_shape(object array, object other) noexcept:
 
 
 cdef bint is_float64(object value) noexcept:
-    """Whether it is a NumPy float64, which is laid out as a Python float."""
+    """Whether it is a NumPy float64, which has the layout of a Python float."""
     return type(value) is _float64
 
 
 cdef object new_float64(double value):
-    """A NumPy float64."""
     cdef PyTypeObject *kind = <PyTypeObject *><PyObject *>_float64
-    made = kind.tp_alloc(kind, 0)
-    inside(made)[0] = value
-    return made
+    number = kind.tp_alloc(kind, 0)
+    value_pointer(number)[0] = value
+    return number
 
 
-cdef double *inside(object float64) noexcept:
-    """Where a float64 has its value."""
+cdef double *value_pointer(object float64) noexcept:
+    """The address of a float64's value."""
     return &(<PyFloatObject *><PyObject *>float64).ob_fval
 
 
@@ -72,9 +71,12 @@ cdef bint raised_flags() noexcept:
 
 
 def _check():
-    made = new_float64(2.5)
-    if type(made) is not np.float64 or made != np.float64(2.5) or np.sqrt(made) != np.sqrt(2.5):
-        raise ImportError(f"shmvec does not know the float64 of NumPy {np.__version__}")
+    number = new_float64(2.5)
+    if (type(number) is not np.float64 or number != np.float64(2.5)
+            or np.sqrt(number) != np.sqrt(2.5)):
+        raise ImportError(
+            f"shmvec does not know the layout of float64 of NumPy {np.__version__}: install "
+            "another version of NumPy")
 
 
 _check()

@@ -17,7 +17,7 @@ from shmvec._wrappers.transforms cimport TransformObservation
 cdef object _box = gym.spaces.Box
 cdef object _deque = deque
 cdef object _uint8 = np.dtype(np.uint8)
-cdef double _RED[256]  # what each value of a colour adds to the gray
+cdef double _RED[256]  # the gray that each value of a colour adds
 cdef double _GREEN[256]
 cdef double _BLUE[256]
 cdef int _value
@@ -28,39 +28,39 @@ for _value in range(256):
 
 @cython.final
 cdef class GrayscaleObservation(TransformObservation):
-    cdef object func     # which Gymnasium has made,
-    cdef bint keeps_dim  # and whether its pictures keep an axis for their one channel
+    cdef object func     # made by Gymnasium
+    cdef bint keeps_dim  # whether its pictures have an axis for their one channel
 
-    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
-        TransformObservation.__init__(self, wrapper, owner, below, inner, method)
+    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
+        TransformObservation.__init__(self, wrapper, chain, inner_env, inner, method)
         self.func = wrapper.func
         self.keeps_dim = "expand_dims" in self.func.__code__.co_names
 
-    cdef object transformed(self, object func, object observation):
+    cdef object transform(self, object func, object observation):
         if not (func is self.func and is_plain(observation) and has_dtype(observation, _uint8)
                 and ndim_of(observation) == 3 and shape_of(observation)[2] == 3):
             return func(observation)
         cdef Py_ssize_t height = shape_of(observation)[0]
         cdef Py_ssize_t width = shape_of(observation)[1]
         gray = np.empty((height, width), _uint8)
-        _gray(<unsigned char *>data_of(observation), <unsigned char *>data_of(gray),
+        _convert_to_gray(<unsigned char *>data_of(observation), <unsigned char *>data_of(gray),
               height * width)
         return np.expand_dims(gray, axis=-1) if self.keeps_dim else gray
 
 
 @cython.final
 cdef class FrameStackObservation(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        own = self.after_inner(action, step)
-        self.get(own, "obs_queue").append(step.observation)
-        below = self.get(own, "env")
-        if below is self.below:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        attributes = self.step_inner(action, step)
+        self.get(attributes, "obs_queue").append(step.observation)
+        inner_env = self.get(attributes, "env")
+        if inner_env is self.inner_env:
             space = self.inner.space("observation_space", "_observation_space")
         else:
-            space = below.observation_space
-        frames = self.get(own, "obs_queue")
-        stacked = self.get(own, "stacked_obs")
-        if type(space) is _box and _stack(frames, stacked):
+            space = inner_env.observation_space
+        frames = self.get(attributes, "obs_queue")
+        stacked = self.get(attributes, "stacked_obs")
+        if type(space) is _box and _stack_frames(frames, stacked):
             step.observation = new_like(stacked)
             memcpy(data_of(step.observation), data_of(stacked), stacked.nbytes)
         else:
@@ -69,16 +69,17 @@ cdef class FrameStackObservation(Twin):
         return 0
 
 
-cdef void _gray(const unsigned char *colours, unsigned char *gray, Py_ssize_t count) noexcept:
-    """Rounds down weighted sums of red, green and blue, which are added from left to right."""
+cdef void _convert_to_gray(const unsigned char *colours, unsigned char *gray,
+                           Py_ssize_t count) noexcept:
+    """Rounds weighted sums of red, green and blue down, adding them in this order."""
     cdef Py_ssize_t i
     for i in range(count):
         gray[i] = <unsigned char><int>(
             _RED[colours[3 * i]] + _GREEN[colours[3 * i + 1]] + _BLUE[colours[3 * i + 2]])
 
 
-cdef bint _stack(object frames, object stacked) except -1:
-    """Copies frames into an array, one after the other; False: NumPy must do it."""
+cdef bint _stack_frames(object frames, object stacked) except -1:
+    """Copies frames into an array, one after the other; False if that is left to NumPy."""
     cdef int axis
     cdef Py_ssize_t size
     cdef char *place

@@ -23,19 +23,19 @@ ctypedef fused real:
 
 
 cdef class RescaleAction(TransformAction):
-    cdef object func  # which Gymnasium has made,
-    cdef object gradient   # and where it finds
-    cdef object intercept  # these arrays
+    cdef object func       # made by Gymnasium
+    cdef object gradient   # the cell in which it has this array
+    cdef object intercept
 
-    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
-        TransformAction.__init__(self, wrapper, owner, below, inner, method)
+    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
+        TransformAction.__init__(self, wrapper, chain, inner_env, inner, method)
         self.func = wrapper.func
-        self.gradient, self.intercept = self.func.__closure__  # as their names are sorted
+        self.gradient, self.intercept = self.func.__closure__  # in the order of their names
 
-    cdef object transformed(self, object func, object action):
+    cdef object transform(self, object func, object action):
         cdef object rescaled = None
         if func is self.func:
-            rescaled = _rescaled(
+            rescaled = _rescale_array(
                 action, self.gradient.cell_contents, self.intercept.cell_contents, True)
         return func(action) if rescaled is None else rescaled
 
@@ -45,21 +45,21 @@ cdef class RescaleObservation(TransformObservation):
     cdef object gradient
     cdef object intercept
 
-    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
-        TransformObservation.__init__(self, wrapper, owner, below, inner, method)
+    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
+        TransformObservation.__init__(self, wrapper, chain, inner_env, inner, method)
         self.func = wrapper.func
         self.gradient, self.intercept = self.func.__closure__
 
-    cdef object transformed(self, object func, object observation):
+    cdef object transform(self, object func, object observation):
         cdef object rescaled = None
         if func is self.func:
-            rescaled = _rescaled(
+            rescaled = _rescale_array(
                 observation, self.gradient.cell_contents, self.intercept.cell_contents, False)
         return func(observation) if rescaled is None else rescaled
 
 
-cdef object _rescaled(object array, object gradient, object intercept, bint back):
-    """A new array; None: NumPy must make it."""
+cdef object _rescale_array(object array, object gradient, object intercept, bint backward):
+    """A rescaled copy; None if that is left to NumPy."""
     if not (is_plain(array) and is_plain(gradient) and is_plain(intercept) and ndim_of(array)
             and same_shape(array, gradient) and same_shape(array, intercept)):
         return None
@@ -73,21 +73,21 @@ cdef object _rescaled(object array, object gradient, object intercept, bint back
     if single:
         exact = _rescale[float](
             <float *>data_of(array), <float *>data_of(gradient), <float *>data_of(intercept),
-            back, <float *>data_of(rescaled), size_of(array))
+            backward, <float *>data_of(rescaled), size_of(array))
     else:
         exact = _rescale[double](
             <double *>data_of(array), <double *>data_of(gradient), <double *>data_of(intercept),
-            back, <double *>data_of(rescaled), size_of(array))
+            backward, <double *>data_of(rescaled), size_of(array))
     return None if not exact or raised_flags() else rescaled
 
 
-cdef bint _rescale(const real *values, const real *gradients, const real *intercepts, bint back,
+cdef bint _rescale(const real *values, const real *gradients, const real *intercepts, bint backward,
                    real *rescaled, Py_ssize_t count) noexcept:
-    """Rescales, forward or back; False: a number is not finite."""
+    """Rescales, forward or backward; False: a number is not finite."""
     cdef Py_ssize_t i
     cdef bint finite = True
     for i in range(count):
-        if back:
+        if backward:
             rescaled[i] = (values[i] - intercepts[i]) / gradients[i]
         else:
             rescaled[i] = gradients[i] * values[i] + intercepts[i]

@@ -1,19 +1,19 @@
-"""What methods have returned, unpacked in Python: errors of it are then Python's own."""
+"""Unpacks results of methods in Python, so that errors are Python's own."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["rewarded", "unpacked"]
+__all__ = ["unpack_reward", "unpack_step"]
 
 
-def unpacked(result: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Five values, or the error that wrappers raise where a step returns something else."""
+def unpack_step(result: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """The five results of a step; raises what wrappers raise if it has returned something else."""
     observation, reward, terminated, truncated, info = result
     return observation, reward, terminated, truncated, info
 
 
-def rewarded(result: Any) -> tuple[Any, dict[Any, Any]]:
-    """A reward and its infos, or the error that MuJoCo envs raise where it is something else."""
+def unpack_reward(result: Any) -> tuple[Any, dict[Any, Any]]:
+    """A reward and its infos; raises what MuJoCo envs raise if they are something else."""
     reward, infos = result
     return reward, {**infos}

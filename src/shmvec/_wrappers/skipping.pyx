@@ -1,9 +1,8 @@
-"""Twins of wrappers that take several frames a step: MaxAndSkipEnv and its kin.
+"""Twins of wrappers that make several steps at once: MaxAndSkipEnv and the like.
 
-MaxAndSkipEnv and MaxAndSkipObservation look at the last two frames only, and have an env that
-leaves observations out make these in their buffer. An episode that ends within the others leaves
-the frames of the step before. AtariPreprocessing looks at none: it asks the emulator for its
-screen.
+MaxAndSkipEnv and MaxAndSkipObservation only read the last two frames, which an env that omits
+observations makes in their buffer. If an episode ends before these, the buffer has the frames of
+the step before. AtariPreprocessing reads no observation: it asks the emulator for its screen.
 """
 
 cimport cython
@@ -18,38 +17,38 @@ cdef object _uint8 = np.dtype(np.uint8)
 
 
 cdef class MaxAndSkipEnv(Twin):
-    cdef bint is_gymnasiums  # it is a MaxAndSkipObservation
+    cdef bint is_gymnasium  # Gymnasium's MaxAndSkipObservation, not Stable-Baselines3's wrapper
 
-    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
-        Twin.__init__(self, wrapper, owner, below, inner, method)
-        self.is_gymnasiums = type(wrapper).__name__ == "MaxAndSkipObservation"
+    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
+        Twin.__init__(self, wrapper, chain, inner_env, inner, method)
+        self.is_gymnasium = type(wrapper).__name__ == "MaxAndSkipObservation"
 
-    cdef int step_with(self, dict own, object action, Step step) except -1:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
         cdef object total = 0.0
         cdef Py_ssize_t i
-        skip = self.get(own, "_skip")
+        skip = self.get(attributes, "_skip")
         if type(skip) is not int or not 0 < skip < 1 << 30:
-            return self.by_python(action, step)
+            return self.step_in_python(action, step)
         for i in range(skip):
-            step.unseen = True
-            own = _next_frame(self, own, action, step)
-            if not self.is_gymnasiums:
+            step.may_omit = True
+            attributes = _next_frame(self, attributes, action, step)
+            if not self.is_gymnasium:
                 ended = step.terminated or step.truncated
-            last = self.get(own, "_skip") - 1
+            last = self.get(attributes, "_skip") - 1
             if i == last - 1:
-                _keep(step, self.get(own, "_obs_buffer"), 0)
+                _store_frame(step, self.get(attributes, "_obs_buffer"), 0)
             if i == last:
-                _keep(step, self.get(own, "_obs_buffer"), 1)
+                _store_frame(step, self.get(attributes, "_obs_buffer"), 1)
             total = total + float(step.reward)
-            if self.is_gymnasiums:
+            if self.is_gymnasium:
                 ended = step.terminated or step.truncated
             if ended:
                 break
-        step.unseen, step.unmade = False, None
-        frames = self.get(own, "_obs_buffer")
-        step.observation = _maximum(frames)
+        step.may_omit, step.omitted_by = False, None
+        frames = self.get(attributes, "_obs_buffer")
+        step.observation = _max_of_frames(frames)
         if step.observation is None:
-            step.observation = np.max(frames, axis=0) if self.is_gymnasiums else frames.max(axis=0)
+            step.observation = np.max(frames, axis=0) if self.is_gymnasium else frames.max(axis=0)
         step.reward = total
         return 0
 
@@ -61,74 +60,74 @@ cdef class MaxAndSkipObservation(MaxAndSkipEnv):
 
 @cython.final
 cdef class AtariPreprocessing(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
         cdef object total = 0.0
         cdef Py_ssize_t i
-        skip = self.get(own, "frame_skip")
+        skip = self.get(attributes, "frame_skip")
         if type(skip) is not int or not 0 < skip < 1 << 30:
-            return self.by_python(action, step)
+            return self.step_in_python(action, step)
         for i in range(skip):
-            step.unseen = True
-            own = _next_frame(self, own, action, step)
+            step.may_omit = True
+            attributes = _next_frame(self, attributes, action, step)
             total += step.reward
-            own["game_over"] = step.terminated
-            if self.get(own, "terminal_on_life_loss"):
+            attributes["game_over"] = step.terminated
+            if self.get(attributes, "terminal_on_life_loss"):
                 lives = self.wrapper.ale.lives()
-                step.terminated = step.terminated or lives < self.get(own, "lives")
-                own["game_over"] = step.terminated
-                own["lives"] = lives
+                step.terminated = step.terminated or lives < self.get(attributes, "lives")
+                attributes["game_over"] = step.terminated
+                attributes["lives"] = lives
             if step.terminated or step.truncated:
                 break
-            last = self.get(own, "frame_skip") - 1
+            last = self.get(attributes, "frame_skip") - 1
             if i == last - 1:
-                self.fetch(own, 1)
+                self.fetch(attributes, 1)
             elif i == last:
-                self.fetch(own, 0)
-        step.unseen, step.unmade = False, None
+                self.fetch(attributes, 0)
+        step.may_omit, step.omitted_by = False, None
         step.observation = self.wrapper._get_obs()
         step.reward = total
         return 0
 
-    cdef int fetch(self, dict own, object place) except -1:
-        """Has the emulator write its screen into a buffer."""
-        if self.get(own, "grayscale_obs"):
-            self.wrapper.ale.getScreenGrayscale(self.get(own, "obs_buffer")[place])
+    cdef int fetch(self, dict attributes, object place) except -1:
+        """Has the emulator write its screen to a buffer."""
+        if self.get(attributes, "grayscale_obs"):
+            self.wrapper.ale.getScreenGrayscale(self.get(attributes, "obs_buffer")[place])
         else:
-            self.wrapper.ale.getScreenRGB(self.get(own, "obs_buffer")[place])
+            self.wrapper.ale.getScreenRGB(self.get(attributes, "obs_buffer")[place])
         return 0
 
 
-cdef dict _next_frame(Twin twin, dict own, object action, Step step):
-    """Steps the wrapper's env, of which the frame before may have made another one."""
-    below = twin.get(own, "env")
-    if below is twin.below:
-        return twin.after_inner(action, step)
-    step.take(below.step(action))
+cdef dict _next_frame(Twin twin, dict attributes, object action, Step step):
+    """Steps the wrapper's env, which the frame before may have replaced."""
+    inner_env = twin.get(attributes, "env")
+    if inner_env is twin.inner_env:
+        return twin.step_inner(action, step)
+    step.take(inner_env.step(action))
     step.unpack()
     return attributes_of(twin.wrapper)
 
 
-cdef int _keep(Step step, object frames, object index) except -1:
-    """Stores the observation among the last two frames."""
-    if step.unmade is None:
+cdef int _store_frame(Step step, object frames, object index) except -1:
+    """Stores the observation as one of the last two frames."""
+    if step.omitted_by is None:
         frames[index] = step.observation
         return 0
-    return step.unmade.observe(frames, index)
+    return step.omitted_by.observe(frames, index)
 
 
-cdef object _maximum(object frames):
-    """The larger of two frames, byte by byte, as a new array; None: NumPy must make it."""
+cdef object _max_of_frames(object frames):
+    """The maximum of two frames, byte by byte, as a new array; None if it is left to NumPy."""
     if not (is_plain(frames) and has_dtype(frames, _uint8) and ndim_of(frames) > 1
             and shape_of(frames)[0] == 2):
         return None
     largest = np.empty(frames.shape[1:], _uint8)
     cdef Py_ssize_t size = size_of(largest)
     cdef const unsigned char *first = <unsigned char *>data_of(frames)
-    _larger(first, first + size, <unsigned char *>data_of(largest), size)
+    _max_bytes(first, first + size, <unsigned char *>data_of(largest), size)
     return largest
 
 
-cdef void _larger(const unsigned char *first, const unsigned char *second,
+cdef void _max_bytes(const unsigned char *first, const unsigned char *second,
                   unsigned char *largest, Py_ssize_t size) noexcept:
     cdef Py_ssize_t i
     for i in range(size):

@@ -1,9 +1,9 @@
-"""The code that twins are for, recognised by hashes of its source.
+"""Recognises the code that has twins, by hashes of its source.
 
-A function is recognised if its source, as it stands in its file, has a hash of ``KNOWN``, and if
-this source is what runs: Python compiles it to the function's own code. So a method that was
-replaced, code without a source, and a file that was changed after its import are not recognised.
-``tests/upstream/sources.py`` prints the rows of what is installed.
+A function is recognised if the source in its file has a hash of ``KNOWN``, and compiles to the
+function's own code. So a method that was replaced, code without a source, and a file that was
+changed after its import are not recognised. ``tests/upstream/sources.py`` prints the rows that are
+missing for what is installed.
 """
 
 from __future__ import annotations
@@ -139,10 +139,10 @@ KNOWN: dict[str, dict[str, str]] = {
 
 
 def is_known(function: Any, name: str) -> bool:
-    """Whether a function does what twins think that one of this name does.
+    """Whether a function is one that twins replace.
 
     Args:
-        function: A function, or a property, of which the getter is meant.
+        function: A function, or a property, whose getter is checked.
         name: Its name in ``KNOWN``.
     """
     if type(function) is property:
@@ -155,12 +155,12 @@ def is_known(function: Any, name: str) -> bool:
 
 
 def fingerprint(function: FunctionType) -> str:
-    """A hash of a function's source and its defaults; empty: the source is not what runs."""
-    found = function.__globals__
+    """A hash of a function's source and defaults; empty if the source is not what runs."""
+    names = function.__globals__
     imported = [
         each
         for each in function.__code__.co_names
-        if each in found and getattr(found[each], "__module__", None) != found.get("__name__")
+        if each in names and getattr(names[each], "__module__", None) != names.get("__name__")
     ]
     code = function.__code__
     source = _source(code, code.co_filename, function.__qualname__, ",".join(imported))
@@ -172,18 +172,19 @@ def fingerprint(function: FunctionType) -> str:
 
 @functools.cache
 def _source(code: CodeType, file: str, name: str, imported: str) -> str:
-    """The source of a function, with its indentation; empty if it compiles to something else.
+    """The source of a function, with its indentation; empty if it compiles to another code.
 
     Args:
         code: The function's code.
-        file: Where it stands; codes of two files may be equal.
+        file: The file of its source; part of the cache's key, since codes of two files may be
+            equal.
         name: Its qualified name.
-        imported: Names that its module has imported, whose methods Python calls by other opcodes.
+        imported: Names that its module has imported; Python calls their methods by other opcodes.
     """
     lines = linecache.getlines(file)[code.co_firstlineno - 1 :]
     source = "".join(_block(lines))
     *_, owner, _ = ["", *name.split(".")]
-    # At the lines where it stands: codes are equal only if their lines are.
+    # Compiled at the same lines as in the file, since equal codes have equal lines.
     head = f"import {imported}" if imported else ""
     head += "\n" * (code.co_firstlineno - 2) + (f"class {owner}:\n" if owner else "\n")
     flags = code.co_flags & annotations.compiler_flag
@@ -195,7 +196,7 @@ def _source(code: CodeType, file: str, name: str, imported: str) -> str:
 
 
 def _block(lines: list[str]) -> Iterator[str]:
-    """The lines of the definition with which these lines begin, without blank ones at the end."""
+    """The lines of the definition that begins at the first line, without blank ones at its end."""
     blank: list[str] = []
     inside = False  # the body, or arguments on lines of their own
     for line in lines:
@@ -213,7 +214,7 @@ def _block(lines: list[str]) -> Iterator[str]:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The codes that a code contains."""
+    """The codes in a code, at any depth."""
     for each in code.co_consts:
         if isinstance(each, CodeType):
             yield each

@@ -9,19 +9,19 @@ from shmvec._wrappers.chain cimport Step, Twin
 
 @cython.final
 cdef class RecordEpisodeStatistics(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        own = self.after_inner(action, step)
-        returns = self.get(own, "episode_returns")
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        attributes = self.step_inner(action, step)
+        returns = self.get(attributes, "episode_returns")
         returns += step.reward
-        own["episode_returns"] = returns
-        lengths = self.get(own, "episode_lengths")
+        attributes["episode_returns"] = returns
+        lengths = self.get(attributes, "episode_lengths")
         lengths += 1
-        own["episode_lengths"] = lengths
+        attributes["episode_lengths"] = lengths
         if step.terminated or step.truncated:
-            self.end(own, step)
+            self.end(attributes, step)
         return 0
 
-    cdef int end(self, dict own, Step step) except -1:
+    cdef int end(self, dict attributes, Step step) except -1:
         """Records the episode."""
         wrapper = self.wrapper
         info = step.info

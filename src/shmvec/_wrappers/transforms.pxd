@@ -2,8 +2,8 @@ from shmvec._wrappers.chain cimport Twin
 
 
 cdef class TransformObservation(Twin):
-    cdef object transformed(self, object func, object observation)
+    cdef object transform(self, object func, object observation)
 
 
 cdef class TransformAction(Twin):
-    cdef object transformed(self, object func, object action)
+    cdef object transform(self, object func, object action)

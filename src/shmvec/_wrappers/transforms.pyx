@@ -1,8 +1,8 @@
 """Twins of wrappers that apply a function to an observation, an action or a reward.
 
-The function is called, unless Gymnasium has made it: FlattenObservation, ClipAction and ClipReward
-are compiled for arrays and numbers of the usual kinds. Where a number and a bound are zeros of
-different signs NumPy's own function is called: which of them it returns is left to it.
+A user's function is called. For Gymnasium's own, FlattenObservation, ClipAction and ClipReward are
+compiled, for arrays and numbers of the usual kinds. If a number and a bound are zeros of different
+signs, NumPy's function is called, because the choice between them is NumPy's.
 """
 
 from libc.math cimport signbit
@@ -29,93 +29,94 @@ ctypedef fused real:
 
 
 cdef class TransformObservation(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        own = self.after_inner(action, step)
-        if own is None:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        attributes = self.step_inner(action, step)
+        if attributes is None:
             step.observation = self.wrapper.observation(step.observation)
         else:
-            step.observation = self.transformed(self.get(own, "func"), step.observation)
+            step.observation = self.transform(self.get(attributes, "func"), step.observation)
         return 0
 
-    cdef object transformed(self, object func, object observation):
+    cdef object transform(self, object func, object observation):
         return func(observation)
 
 
 cdef class TransformAction(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        return self.inner.step(self.transformed(self.get(own, "func"), action), step)
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        return self.inner.step(self.transform(self.get(attributes, "func"), action), step)
 
-    cdef object transformed(self, object func, object action):
+    cdef object transform(self, object func, object action):
         return func(action)
 
 
 cdef class TransformReward(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        own = self.after_inner(action, step)
-        if own is None:
+    cdef int step_with(self, dict attributes, object action, Step step) except -1:
+        attributes = self.step_inner(action, step)
+        if attributes is None:
             step.reward = self.wrapper.reward(step.reward)
         else:
-            step.reward = self.transformed(self.get(own, "func"), step.reward)
+            step.reward = self.transform(self.get(attributes, "func"), step.reward)
         return 0
 
-    cdef object transformed(self, object func, object reward):
+    cdef object transform(self, object func, object reward):
         return func(reward)
 
 
 cdef class FlattenObservation(TransformObservation):
-    cdef object func  # which Gymnasium has made,
-    cdef object cell  # and where it finds the env
+    cdef object func  # made by Gymnasium
+    cdef object cell  # in which it has the env
 
-    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
-        TransformObservation.__init__(self, wrapper, owner, below, inner, method)
+    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
+        TransformObservation.__init__(self, wrapper, chain, inner_env, inner, method)
         self.func = wrapper.func
         self.cell = self.func.__closure__[0]
 
-    cdef object transformed(self, object func, object observation):
-        if func is self.func and self.cell.cell_contents is self.below and is_plain(observation):
+    cdef object transform(self, object func, object observation):
+        if (func is self.func and self.cell.cell_contents is self.inner_env
+                and is_plain(observation)):
             space = self.inner.space("observation_space", "_observation_space")
             if type(space) is _box and has_dtype(observation, space.dtype):
-                return _flat(observation)
+                return _flatten(observation)
         return func(observation)
 
 
 cdef class ClipAction(TransformAction):
-    cdef object func  # which Gymnasium has made,
-    cdef object cell  # and where it finds the env
+    cdef object func  # made by Gymnasium
+    cdef object cell  # in which it has the env
 
-    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
-        TransformAction.__init__(self, wrapper, owner, below, inner, method)
+    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
+        TransformAction.__init__(self, wrapper, chain, inner_env, inner, method)
         self.func = wrapper.func
         self.cell = self.func.__closure__[0]
 
-    cdef object transformed(self, object func, object action):
-        if func is self.func and self.cell.cell_contents is self.below and is_plain(action):
+    cdef object transform(self, object func, object action):
+        if func is self.func and self.cell.cell_contents is self.inner_env and is_plain(action):
             space = self.inner.space("action_space", "_action_space")
             if type(space) is _box:
-                clipped = _clipped(action, space.low, space.high)
+                clipped = _clip_array(action, space.low, space.high)
                 if clipped is not None:
                     return clipped
         return func(action)
 
 
 cdef class ClipReward(TransformReward):
-    cdef object func  # which Gymnasium has made,
-    cdef object least # and where it finds the bounds
-    cdef object most
+    cdef object func       # made by Gymnasium
+    cdef object low_cell   # the cells in which it has the bounds
+    cdef object high_cell
 
-    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
-        TransformReward.__init__(self, wrapper, owner, below, inner, method)
+    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
+        TransformReward.__init__(self, wrapper, chain, inner_env, inner, method)
         self.func = wrapper.func
         cells = dict(zip(self.func.__code__.co_freevars, self.func.__closure__, strict=True))
-        self.least, self.most = cells["min_reward"], cells["max_reward"]
+        self.low_cell, self.high_cell = cells["min_reward"], cells["max_reward"]
 
-    cdef object transformed(self, object func, object reward):
+    cdef object transform(self, object func, object reward):
         cdef double value
         cdef double low = 0
         cdef double high = 0
         if func is not self.func or not (type(reward) is float or is_float64(reward)):
             return func(reward)
-        least, most = self.least.cell_contents, self.most.cell_contents
+        least, most = self.low_cell.cell_contents, self.high_cell.cell_contents
         if not (_is_bound(least) and _is_bound(most)):
             return func(reward)
         value = reward
@@ -135,7 +136,7 @@ cdef class ClipReward(TransformReward):
 
 
 cdef bint _is_bound(object value):
-    """Whether a bound is None or a number as exact in C."""
+    """Whether a bound is None, or a number that a double represents exactly."""
     if value is None:
         return True
     if type(value) is float or is_float64(value):
@@ -143,8 +144,8 @@ cdef bint _is_bound(object value):
     return type(value) is int and -(1 << 53) <= value <= 1 << 53
 
 
-cdef object _flat(object array):
-    """A copy of the elements, in one dimension."""
+cdef object _flatten(object array):
+    """A one-dimensional copy."""
     if ndim_of(array) == 1:
         flat = new_like(array)
         memcpy(data_of(flat), data_of(array), array.nbytes)
@@ -152,8 +153,8 @@ cdef object _flat(object array):
     return array.flatten()
 
 
-cdef object _clipped(object array, object low, object high):
-    """A new array, as np.clip makes it; None: it must."""
+cdef object _clip_array(object array, object low, object high):
+    """A clipped copy, as np.clip makes it; None if it is left to np.clip."""
     if not (is_plain(low) and is_plain(high) and same_shape(array, low)
             and same_shape(array, high) and ndim_of(array)):
         return None

@@ -1,7 +1,6 @@
-"""One env in its worker, as ``shmvec.adapters.sb3`` wants it reset, asked and changed.
+"""``SB3Env``: an env in a worker, with the methods that ``shmvec.adapters.sb3`` calls.
 
-Nothing here imports Stable-Baselines3, which imports torch: workers need neither, unless the envs
-do.
+This module does not import Stable-Baselines3, which would import torch in each worker.
 """
 
 from __future__ import annotations
@@ -13,24 +12,24 @@ import gymnasium as gym
 
 from shmvec.exchange import HostedEnv
 
-RESET_INFO = "reset"  # the key
+RESET_INFO = "reset"  # the key of a reset's info
 
 
 class SB3Env(HostedEnv):
-    """An env of the user's, and the methods that ``ShmVecEnv`` calls in its worker.
+    """A user's env, and the methods that ``ShmVecEnv`` calls.
 
-    ``Exchange.call`` finds only these methods: ``get_attr`` returns an attribute of the env and
+    ``Exchange.call`` finds only the methods of this class. So ``get_attr`` returns an attribute and
     never calls it, and ``env_method`` calls methods named ``reset`` or ``step`` like any other.
     """
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
         """Builds the env."""
-        super().__init__(gymnasium_env(env_fn()))
+        super().__init__(as_gymnasium_env(env_fn()))
 
     def reset(self, *, options: Any = None, **seed: Any) -> Any:
-        """Resets the env, without options where there are none: its reset may not take any.
+        """Resets the env; passes no options if there are none, since its reset may not take any.
 
-        The info is put under one key, apart from the core's report of the last episode.
+        The info gets one key, which keeps it apart from the core's report of the last episode.
         """
         result = self.env.reset(options=options, **seed) if options else self.env.reset(**seed)
         if isinstance(result, tuple) and len(result) == 2 and result[1]:
@@ -39,18 +38,18 @@ class SB3Env(HostedEnv):
         return result
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """One of the methods below, which a worker calls."""
+        """A method of this class."""
         return getattr(self, name)
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         """Sets an attribute of the env, or of the wrapper that has it."""
-        if hasattr(self.env, name):  # Gymnasium 1.0 passes over the outermost wrapper
+        if hasattr(self.env, name):  # Gymnasium 1.0 ignores the outermost wrapper
             setattr(self.env, name, value)
         else:
             self.env.set_wrapper_attr(name, value)
 
-    def itself(self) -> gym.Env[Any, Any]:
-        """The env, which only ``num_workers=0`` can return."""
+    def get_env(self) -> gym.Env[Any, Any]:
+        """The env itself; only with ``num_workers=0``, since it need not be picklable."""
         env: gym.Env[Any, Any] = self.env
         return env
 
@@ -80,11 +79,11 @@ class SB3Env(HostedEnv):
         return False
 
 
-def gymnasium_env(env: Any) -> gym.Env[Any, Any]:
-    """A Gymnasium env: the given one, or one of old Gym, wrapped as Stable-Baselines3 does.
+def as_gymnasium_env(env: Any) -> gym.Env[Any, Any]:
+    """A Gymnasium env as it is, and an env of old Gym in Stable-Baselines3's wrapper.
 
     Raises:
-        ValueError: It is an env of neither.
+        ValueError: It is no env.
         ImportError: It is an env of old Gym, and shimmy is not installed.
     """
     if isinstance(env, gym.Env):

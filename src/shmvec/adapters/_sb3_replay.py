@@ -1,4 +1,4 @@
-"""Stable-Baselines3's ``ReplayBuffer`` on a ``shmvec.Replay``: nothing but actions is copied."""
+"""Stable-Baselines3's ``ReplayBuffer`` over a ``shmvec.Replay``: only actions are copied."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from shmvec.replay import Replay
 
 __all__ = ["ShmReplayBuffer"]
 
-_PLAIN = (VecCheckNan, VecMonitor, VecVideoRecorder)  # observations and rewards pass through them
-_SPARE = 80  # records of an env, more than a replay leaves alone
-_FILE = "sb3.npz"
-_recording: weakref.WeakKeyDictionary[VecEnv, weakref.ref[Replay]] = weakref.WeakKeyDictionary()
+_TRANSPARENT_WRAPPERS = (VecCheckNan, VecMonitor, VecVideoRecorder)  # they change no results
+_SPARE_RECORDS = 80  # for each env, more than a replay may drop early
+_STATE_FILE = "sb3.npz"
+_replays: weakref.WeakKeyDictionary[VecEnv, weakref.ref[Replay]] = weakref.WeakKeyDictionary()
 
 
 class _Kwargs(dict[str, Any]):
-    """Arguments of a buffer; a saved model has none of them, for envs cannot be pickled."""
+    """Arguments of a buffer; they are left out of a saved model, since envs cannot be pickled."""
 
     def __reduce__(self) -> Any:
         return dict, ()
@@ -43,21 +43,20 @@ class _Kwargs(dict[str, Any]):
 class ShmReplayBuffer(ReplayBuffer):
     """The replay buffer of an off-policy algorithm, whose steps the workers of the envs record.
 
-    For DQN, SAC, TD3 and others. Samples are those of SB3's ``ReplayBuffer`` and
-    ``DictReplayBuffer`` for the same steps, and so is what is learned. The buffer itself keeps
-    actions, as the algorithm knows them, and where each step was recorded; observations are stored
-    once, of ``VecFrameStack`` and ``FrameStackObservation`` each frame once.
+    It is for DQN, SAC, TD3 and others. Samples are those of SB3's ``ReplayBuffer`` and
+    ``DictReplayBuffer`` for the same steps, so the model learns the same. The buffer itself has
+    only the algorithm's actions, and the index of each step in the replay. Observations are stored
+    once; with ``VecFrameStack`` and ``FrameStackObservation``, each frame once.
 
-    A buffer ends the one that recorded the same envs before: a notebook's cell that makes the model
-    can be run again. A step that was lost with its worker is not sampled. If episodes have fewer
-    than 16 steps on average, the oldest steps may be gone before the buffer is full; they are not
-    sampled either. Final observations are as the envs returned them, where SB3 has them normalised
-    by ``VecNormalize`` and back.
+    A new buffer closes the previous one of the same envs, so a notebook's cell that makes the model
+    can be run again. Steps that were lost with a worker are not sampled. If episodes have fewer
+    than 16 steps on average, the oldest steps may be dropped before the buffer is full. Final
+    observations are as the envs returned them; SB3 normalises them by ``VecNormalize`` and back.
 
     Attributes:
         replay: The :class:`shmvec.Replay`.
-        actions: ``(buffer_size, num_envs, ...)``, as the algorithm has stored them.
-        indices: int64 ``(buffer_size, num_envs)``: those of the steps in the replay; -1: lost.
+        actions: ``(buffer_size, num_envs, ...)``, as the algorithm stores them.
+        indices: int64 ``(buffer_size, num_envs)``: indices of the steps in the replay; -1: lost.
 
     Example:
         >>> from stable_baselines3 import DQN
@@ -100,24 +99,24 @@ class ShmReplayBuffer(ReplayBuffer):
         saved: str | os.PathLike[str] | None = None,
         on_disk: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Begins to record the envs; an algorithm calls it.
+        """Begins to record the envs; the algorithm calls it.
 
         Args:
             buffer_size: Number of steps, of all envs together.
             observation_space: The algorithm's.
             action_space: The algorithm's.
-            device: Where samples are.
+            device: The device of samples.
             n_envs: Number of envs.
-            optimize_memory_usage: False: there is nothing to be optimised.
-            handle_timeout_termination: Whether an episode that was truncated is not "done".
-            envs: The algorithm's envs: a ShmVecEnv, in SB3's wrappers or without.
-            saved: A folder that :meth:`save` has written: the buffer goes on with it.
+            optimize_memory_usage: Must be False: observations are stored once anyway.
+            handle_timeout_termination: Whether a truncated episode is not "done".
+            envs: The algorithm's envs: a ShmVecEnv, with or without SB3's wrappers.
+            saved: A folder that :meth:`save` has written; the buffer continues with it.
             on_disk: As for :class:`shmvec.Replay`.
 
         Raises:
-            ValueError: There are no envs, or they are not the algorithm's.
-            TypeError: The envs are no ShmVecEnv, or one of their wrappers changes observations or
-                rewards in a way that is not known.
+            ValueError: ``envs`` is missing, or they are not the algorithm's.
+            TypeError: The envs are no ShmVecEnv, or have a wrapper that may change observations or
+                rewards and is not known.
             OSError: There is not enough memory.
         """
         super(ReplayBuffer, self).__init__(
@@ -138,17 +137,17 @@ class ShmReplayBuffer(ReplayBuffer):
         if not isinstance(envs, VecEnv):
             raise TypeError(f"ShmReplayBuffer records a ShmVecEnv, got {type(envs).__name__}")
         if envs.observation_space != observation_space:
-            with contextlib.suppress(AssertionError):  # there are no pictures
+            with contextlib.suppress(AssertionError):  # observations are no images
                 envs = VecTransposeImage(envs)  # as algorithms do
         if envs.observation_space != observation_space or envs.num_envs != n_envs:
             raise ValueError(f"these are not the envs of the algorithm: {envs}")
-        self._chain = _chain(envs)
-        frames, padding = _stack(envs.unwrapped, self._chain)
-        before = _recording.get(envs.unwrapped)
+        self._wrappers = _wrapper_chain(envs)
+        frames, padding = _frame_stack(envs.unwrapped, self._wrappers)
+        before = _replays.get(envs.unwrapped)
         if before is not None and (replay := before()) is not None:
             replay.close()
         if saved is None:
-            depth = self.buffer_size + self.buffer_size // 16 + _SPARE + 2 * frames
+            depth = self.buffer_size + self.buffer_size // 16 + _SPARE_RECORDS + 2 * frames
             self.replay = Replay(
                 envs.unwrapped,
                 depth * n_envs,
@@ -158,22 +157,23 @@ class ShmReplayBuffer(ReplayBuffer):
             )
         else:
             self.replay = Replay.load(saved, envs.unwrapped, on_disk=on_disk)
-        _recording[envs.unwrapped] = weakref.ref(self.replay)
-        self._stacked = frames if any(isinstance(w, VecFrameStack) for w in self._chain) else 1
-        kept = self._maybe_cast_dtype(action_space.dtype)
-        self.actions = np.zeros((self.buffer_size, n_envs, self.action_dim), kept)
+        _replays[envs.unwrapped] = weakref.ref(self.replay)
+        is_stacked = any(isinstance(wrapper, VecFrameStack) for wrapper in self._wrappers)
+        self._num_stacked = frames if is_stacked else 1
+        action_dtype = self._maybe_cast_dtype(action_space.dtype)
+        self.actions = np.zeros((self.buffer_size, n_envs, self.action_dim), action_dtype)
         self.indices = np.full((self.buffer_size, n_envs), -1, np.int64)
-        self._newest = np.full(n_envs, -1, np.int64)  # index of each env's last step
-        self._recorded = self.replay.recorded
+        self._last_indices = np.full(n_envs, -1, np.int64)  # index of each env's last step
+        self._num_recorded = self.replay.recorded
         if saved is not None:
             self._load(Path(saved))
 
     @staticmethod
     def of(envs: Any, **options: Any) -> dict[str, Any]:
-        """What ``replay_buffer_kwargs`` are, for these envs; the model can be saved.
+        """The ``replay_buffer_kwargs`` for these envs, with which a model can be saved.
 
         Args:
-            envs: What the algorithm gets as its env.
+            envs: The algorithm's env.
             **options: Other arguments, such as ``saved`` and ``handle_timeout_termination``.
         """
         return _Kwargs(envs=envs, **options)
@@ -187,20 +187,21 @@ class ShmReplayBuffer(ReplayBuffer):
         done: npt.NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
-        """Notes where the last step was recorded, and its actions.
+        """Stores the index of the last step in the replay, and its actions.
 
         Raises:
             RuntimeError: It is no step of these envs.
         """
         recorded, latest = self.replay.recorded, self.replay.latest()
-        if recorded == self._recorded:
+        if recorded == self._num_recorded:
             raise RuntimeError(
                 "this is no step of the envs that ShmReplayBuffer records, or another model's "
                 "buffer records them now: make a model with a buffer for each ShmVecEnv, and give "
                 "set_env() no other one"
             )
-        self.indices[self.pos] = np.where(latest > self._newest, latest, -1)  # -1: it was lost
-        self._newest, self._recorded = np.maximum(self._newest, latest), recorded
+        is_new = latest > self._last_indices  # else the step was lost
+        self.indices[self.pos] = np.where(is_new, latest, -1)
+        self._last_indices, self._num_recorded = np.maximum(self._last_indices, latest), recorded
         self.actions[self.pos] = np.asarray(action).reshape(self.n_envs, self.action_dim)
         self.pos += 1
         if self.pos == self.buffer_size:
@@ -210,32 +211,32 @@ class ShmReplayBuffer(ReplayBuffer):
         """Draws steps at random, by NumPy's global generator as SB3 does.
 
         Args:
-            batch_size: How many.
-            env: Normalises observations and rewards, if it is there.
+            batch_size: Number of steps.
+            env: Normalises observations and rewards. None: they are not normalised.
 
         Returns:
             SB3's ``ReplayBufferSamples``, or ``DictReplayBufferSamples``.
 
         Raises:
-            RuntimeError: There is none.
+            RuntimeError: There are no steps.
         """
         bound = self.buffer_size if self.full else self.pos
         if bound == 0:
             raise RuntimeError("there is nothing to sample yet: step the envs first")
-        rows, envs = self._drawn(bound, batch_size)
-        gone = np.flatnonzero(~self.replay.holds(self.indices[rows, envs]))
-        if gone.size and not self.replay.holds(self.indices[:bound].ravel()).any():
+        rows, envs = self._draw(bound, batch_size)
+        missing = np.flatnonzero(~self.replay.holds(self.indices[rows, envs]))
+        if missing.size and not self.replay.holds(self.indices[:bound].ravel()).any():
             raise RuntimeError("there is nothing to sample: no step is recorded any more")
-        while gone.size:
-            rows[gone], envs[gone] = self._drawn(bound, gone.size)
-            gone = gone[~self.replay.holds(self.indices[rows[gone], envs[gone]])]
+        while missing.size:
+            rows[missing], envs[missing] = self._draw(bound, missing.size)
+            missing = missing[~self.replay.holds(self.indices[rows[missing], envs[missing]])]
         return self._samples(rows, envs, env)
 
     def _get_samples(self, batch_inds: npt.NDArray[Any], env: VecNormalize | None = None) -> Any:
-        """Steps of these numbers, each of an env at random."""
+        """Steps at these positions, each of a random env."""
         return self._samples(batch_inds, np.random.randint(self.n_envs, size=len(batch_inds)), env)
 
-    def _drawn(self, bound: int, size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _draw(self, bound: int, size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         return np.random.randint(bound, size=size), np.random.randint(self.n_envs, size=size)
 
     def _samples(self, rows: npt.NDArray[Any], envs: npt.NDArray[Any], env: Any) -> Any:
@@ -243,101 +244,100 @@ class ShmReplayBuffer(ReplayBuffer):
         dones = batch.terminations
         if not self.handle_timeout_termination:
             dones = dones | batch.truncations
-        before, after = (
-            self._sent(self._normalize_obs(self._seen(part), env))
+        observations, next_observations = (
+            self._to_tensors(self._normalize_obs(self._transform_observations(part), env))
             for part in (batch.observations, batch.next_observations)
         )
-        kind = DictReplayBufferSamples if isinstance(before, dict) else ReplayBufferSamples
+        kind = DictReplayBufferSamples if isinstance(observations, dict) else ReplayBufferSamples
         return kind(
-            before,
+            observations,
             self.to_torch(self.actions[rows, envs], copy=False),
-            after,
+            next_observations,
             self.to_torch(dones.astype(np.float32)[:, None], copy=False),
             self.to_torch(self._normalize_reward(batch.rewards[:, None], env), copy=False),
         )
 
-    def _seen(self, observations: Any) -> Any:
-        """Observations of the envs as the algorithm sees them, through their wrappers."""
+    def _transform_observations(self, observations: Any) -> Any:
+        """Applies the wrappers to observations of the envs."""
         count = len(observations) if isinstance(observations, np.ndarray) else 0
-        if self._stacked > 1:  # wrappers below VecFrameStack see frames
+        if self._num_stacked > 1:  # wrappers below VecFrameStack see frames
             observations = observations.reshape(-1, *observations.shape[2:])
-        for wrapper in self._chain:
+        for wrapper in self._wrappers:
             if isinstance(wrapper, VecTransposeImage):
                 observations = wrapper.transpose_observations(observations)
             elif isinstance(wrapper, VecFrameStack):
                 stack: Any = wrapper.stacked_obs
                 axis = 1 if stack.channels_first else observations.ndim - 1
-                frames = observations.reshape(count, self._stacked, *observations.shape[1:])
+                frames = observations.reshape(count, self._num_stacked, *observations.shape[1:])
                 observations = np.moveaxis(frames, 1, axis).reshape(count, *stack.stacked_shape)
         if isinstance(observations, dict):
             shapes: Any = self.obs_shape
-            return {key: self._shaped(part, shapes[key]) for key, part in observations.items()}
-        return self._shaped(observations, self.obs_shape)
+            return {key: self._reshape(part, shapes[key]) for key, part in observations.items()}
+        return self._reshape(observations, self.obs_shape)
 
     @staticmethod
-    def _shaped(array: npt.NDArray[Any], shape: Any) -> npt.NDArray[Any]:
+    def _reshape(array: npt.NDArray[Any], shape: Any) -> npt.NDArray[Any]:
         return np.ascontiguousarray(array.reshape(len(array), *shape))
 
-    def _sent(self, observations: Any) -> Any:
-        """Observations as tensors."""
+    def _to_tensors(self, observations: Any) -> Any:
         if isinstance(observations, dict):
             return {key: self.to_torch(part, copy=False) for key, part in observations.items()}
         return self.to_torch(observations, copy=False)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Saves the buffer: a model with ``saved=folder`` goes on with it.
+        """Saves the buffer; a model with ``saved=folder`` continues with it.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The folder cannot be written.
         """
         self.replay.save(folder)
-        state: dict[str, Any] = {"pos": self.pos, "full": self.full, "newest": self._newest}
-        with (Path(folder) / _FILE).open("wb") as file:
+        state: dict[str, Any] = {"pos": self.pos, "full": self.full, "newest": self._last_indices}
+        with (Path(folder) / _STATE_FILE).open("wb") as file:
             np.savez(file, actions=self.actions, indices=self.indices, **state)
 
     def _load(self, folder: Path) -> None:
-        with np.load(folder / _FILE) as arrays:
+        with np.load(folder / _STATE_FILE) as arrays:
             if arrays["actions"].shape != self.actions.shape:
                 raise ValueError(
                     f"{folder} holds a buffer of {arrays['actions'].shape[:2]} steps and envs, not "
                     f"{self.actions.shape[:2]}: buffer_size must be the same"
                 )
             self.actions, self.indices = arrays["actions"], arrays["indices"]
-            self._newest = arrays["newest"]
+            self._last_indices = arrays["newest"]
             self.pos, self.full = int(arrays["pos"]), bool(arrays["full"])
 
     def __getstate__(self) -> Any:
-        """Refuses to be pickled: what it holds is too large, and its envs cannot be."""
+        """Raises TypeError: the replay is too large, and the envs cannot be pickled."""
         raise TypeError(
-            "ShmReplayBuffer is not pickled, as save_replay_buffer() would: call "
-            "model.replay_buffer.save(folder), and go on with "
+            "ShmReplayBuffer cannot be pickled, as save_replay_buffer() would do: call "
+            "model.replay_buffer.save(folder), and continue with "
             "replay_buffer_kwargs=ShmReplayBuffer.of(env, saved=folder)"
         )
 
 
-def _chain(envs: Any) -> list[Any]:
-    """The wrappers that change what the algorithm sees, the innermost first."""
-    found: list[Any] = []
+def _wrapper_chain(envs: Any) -> list[Any]:
+    """The wrappers that change observations, the innermost first."""
+    wrappers: list[Any] = []
     while envs is not envs.unwrapped:
         if isinstance(envs, VecNormalize):
-            if found:
+            if wrappers:
                 raise TypeError(
-                    f"SB3's buffers need VecNormalize outside of {type(found[-1]).__name__}"
+                    f"SB3's buffers need VecNormalize outside of {type(wrappers[-1]).__name__}"
                 )
         elif isinstance(envs, VecTransposeImage | VecFrameStack):
-            found.append(envs)
-        elif not isinstance(envs, _PLAIN):
+            wrappers.append(envs)
+        elif not isinstance(envs, _TRANSPARENT_WRAPPERS):
             raise TypeError(
-                f"ShmReplayBuffer does not know what {type(envs).__name__} does to observations "
-                "and rewards: wrap the envs instead, in their functions, or use SB3's own buffer"
+                f"ShmReplayBuffer does not know how {type(envs).__name__} changes observations and "
+                "rewards: wrap each env in its function instead, or use SB3's own buffer"
             )
         envs = envs.venv
-    return found[::-1]
+    return wrappers[::-1]
 
 
-def _stack(envs: Any, chain: list[Any]) -> tuple[int, str]:
-    """The number of frames of an observation, and what precedes an episode."""
-    stacks = [wrapper for wrapper in chain if isinstance(wrapper, VecFrameStack)]
+def _frame_stack(envs: Any, wrappers: list[Any]) -> tuple[int, str]:
+    """The number of frames of an observation, and the kind of frames before an episode."""
+    stacks = [wrapper for wrapper in wrappers if isinstance(wrapper, VecFrameStack)]
     shape = envs.observation_space.shape
     if not stacks:
         if envs.has_attr("stack_size") and envs.has_attr("padding_type"):

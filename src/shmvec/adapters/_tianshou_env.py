@@ -1,4 +1,4 @@
-"""The env of Tianshou's vector envs, in its worker, where Tianshou itself is not needed."""
+"""``TianshouEnv``: an env in a worker of Tianshou's vector envs; Tianshou is not imported."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from shmvec.exchange import HostedEnv
 from shmvec.spaces import Anything
 
-SPACES = ("observation_space", "action_space")
-REWARD = "shmvec.reward"  # in an info: a reward that is no scalar
-KWARGS = "shmvec.kwargs"  # in options: further keyword arguments of `reset`
+SPACE_NAMES = ("observation_space", "action_space")
+REWARD_KEY = "shmvec.reward"  # in an info: a reward that is no scalar
+KWARGS_KEY = "shmvec.kwargs"  # in options: further keyword arguments of `reset`
 
 
 class TianshouEnv(HostedEnv):
@@ -24,35 +24,36 @@ class TianshouEnv(HostedEnv):
     ) -> None:
         """Builds the env."""
         super().__init__(env_fn(), *(() if share_memory else (Anything(), Anything())))
+        self.reward_space = None  # rewards that are arrays go with the info
         self.index = index
         self._step = self.env.step
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
-        """Resets with the given arguments alone: Tianshou's envs may take no others."""
-        others: dict[str, Any] = {}
-        if isinstance(options, dict) and KWARGS in options:
-            others, options = options[KWARGS], options["options"]
-        given = {"seed": seed, "options": options}
-        return self.env.reset(**others, **{k: v for k, v in given.items() if v is not None})
+        """Resets with only the user's arguments: Tianshou's envs may take no others."""
+        further: dict[str, Any] = {}
+        if isinstance(options, dict) and KWARGS_KEY in options:
+            further, options = options[KWARGS_KEY], options["options"]
+        arguments = {"seed": seed, "options": options}
+        return self.env.reset(**further, **{k: v for k, v in arguments.items() if v is not None})
 
     def step(self, action: Any) -> Any:
-        """Steps the env; rewards that are no numbers go with the info."""
+        """Steps the env; a reward that is an array goes with the info."""
         result: Any = self._step(action)
         reward = result[1]
         if isinstance(reward, (float, int)) or np.ndim(reward) == 0:
             return result
         observation, reward, terminated, truncated, info = result
-        return observation, 0.0, terminated, truncated, {**info, REWARD: np.asarray(reward)}
+        return observation, 0.0, terminated, truncated, {**info, REWARD_KEY: np.asarray(reward)}
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """One of the methods below, or an attribute of the env, which a worker calls."""
+        """A method of this class with the prefix "shmvec_", or an attribute of the env."""
         if name.startswith("shmvec_"):
             return getattr(self, name)
         return super().get_wrapper_attr(name)
 
     def shmvec_describe(self) -> dict[str, Any]:
         """The env's spaces, and whether it has a method ``seed``."""
-        spaces_of_env = {name: getattr(self.env, name, None) for name in SPACES}
+        spaces_of_env = {name: getattr(self.env, name, None) for name in SPACE_NAMES}
         return {**spaces_of_env, "seed": hasattr(self.env, "seed")}
 
     def shmvec_get(self, name: str) -> Any:
@@ -64,10 +65,10 @@ class TianshouEnv(HostedEnv):
         setattr(self.env.unwrapped, name, value)
 
     def shmvec_seed(self, seeds: Sequence[int | None]) -> Any:
-        """Seeds the env as Tianshou does, with its seed among those of all envs."""
+        """Seeds the env as Tianshou does, with its own one of the seeds of all envs."""
         seed = seeds[self.index]
         space = getattr(self.env, "action_space", None)
         if space is not None:
             space.seed(seed)
-        own = getattr(self.env, "seed", None)
-        return seed if own is None else own(seed)
+        seed_env = getattr(self.env, "seed", None)
+        return seed if seed_env is None else seed_env(seed)

@@ -1,7 +1,7 @@
 """actorcritic's ``multi_env``: handles of envs in subprocesses, which step alone or together.
 
-A ``SubprocessEnv`` is a Gymnasium env; a ``MultiEnv`` steps several in parallel, takes and returns
-lists, and resets by itself. A subprocess that dies is replaced, and its requests are repeated.
+A ``SubprocessEnv`` is a Gymnasium env. A ``MultiEnv`` steps several in parallel, takes and returns
+lists, and resets by itself. A subprocess that dies is replaced, and its requests are retried.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import gymnasium as gym
 import numpy as np
 
 from shmvec._arguments import checked_env_fns, checked_options, checked_seeds
-from shmvec.adapters._actorcritic_meeting import Job, Meeting, current
-from shmvec.adapters._actorcritic_repeating import RepeatingEnvs, Reset, Step
+from shmvec.adapters._actorcritic_retrying import ResetRequest, RetryingEnvs, StepRequest
+from shmvec.adapters._actorcritic_threads import BatchingThreads, Job, current_job
 from shmvec.exchange import ActionRows, EnvFn, Options, OwnsProcesses
 from shmvec.faults import (
     Failure,
@@ -31,36 +31,36 @@ from shmvec.spaces import batched
 
 __all__ = ["MultiEnv", "SubprocessEnv", "create_subprocess_envs"]
 
-_CLOSE_S = 30.0
+_CLOSE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class _Close:
-    """A request to close an env, within so many seconds."""
+class _CloseRequest:
+    """A request to close an env within ``timeout`` seconds."""
 
     timeout: float | None
 
 
-_Asked: TypeAlias = Step | Reset | _Close | str  # str: a method to call, or an attribute
+# A str is the name of a method to call, or of an attribute.
+_Request: TypeAlias = StepRequest | ResetRequest | _CloseRequest | str
 
 
 class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
     """A handle of an env that lives in a process of its own.
 
-    :meth:`start` and :meth:`initialize` must be called first; :func:`create_subprocess_envs` does
-    that for many at once. A process that dies is replaced: ``env_fn`` is called again, the env is
-    reset (with the options of its last reset, and a seed derived from the last one it was given),
-    and the call is repeated. The next info says so in ``fault``: ``type``, ``message`` and
-    ``restarts``; after a step also ``reset_observation`` and ``reset_info``, with which the new
-    episode began.
+    Call :meth:`start` and :meth:`initialize` first; :func:`create_subprocess_envs` does that for
+    many at once. A process that dies is replaced: ``env_fn`` is called again, the env is reset
+    (with the options of its last reset, and a seed derived from its last one), and the call is
+    retried. The next info has ``fault`` with ``type``, ``message`` and ``restarts``; after a step
+    also ``reset_observation`` and ``reset_info``, the beginning of the new episode.
 
     Methods raise ``ValueError`` before :meth:`initialize` and after :meth:`close`,
-    ``TooManyFaultsError`` if the process has died too often, and whatever the env raises, with the
-    process's traceback as its cause.
+    ``TooManyFaultsError`` if the process has died too often, and the env's exceptions, with the
+    process's traceback as the cause.
 
     Attributes:
-        group: The envs that were started with this one, through which it is asked; None before
-            the start.
+        group: The envs that were started with this one, and are asked together; None before the
+            start.
         index: The env's index in this group.
         closed: Whether the env was closed.
 
@@ -88,11 +88,11 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
                 and ``step_timeout=``.
         """
         checked_env_fns([env_fn])
-        self._new_group = partial(RepeatingEnvs, [env_fn], faults, **options)
-        self.group: RepeatingEnvs | None = None
+        self._make_group = partial(RetryingEnvs, [env_fn], faults, **options)
+        self.group: RetryingEnvs | None = None
         self.index = 0
         self.closed = False
-        self._attributes: dict[str, Any] = {}  # cache of the attributes that were fetched
+        self._attributes: dict[str, Any] = {}  # a cache
 
     # ---- starting ----------------------------------------------------------------------------
 
@@ -101,18 +101,18 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         if self.closed:
             raise ValueError("The subprocess was closed already: make a new SubprocessEnv.")
         if self.group is None:
-            self.group = self._new_group()
+            self.group = self._make_group()
 
     def initialize(self) -> None:
         """Waits until the env is built, and fetches its spaces. A second call is harmless."""
-        group = self._started("initialize()")
+        group = self._require_group("initialize()")
         try:
             group.exchange.initialize()
         except BaseException:
             self.group = None
             raise
 
-    def _started(self, method: str) -> RepeatingEnvs:
+    def _require_group(self, method: str) -> RetryingEnvs:
         if self.closed:
             raise ValueError(f"The subprocess was closed already: '{method}' cannot be used.")
         if self.group is None:
@@ -122,17 +122,17 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
             )
         return self.group
 
-    def ready_for(self, method: str) -> RepeatingEnvs:
-        """The group through which a method asks the env; ValueError if that is impossible."""
-        group = self._started(method)
+    def ready_for(self, method: str) -> RetryingEnvs:
+        """The group that a method asks; raises ValueError if the env cannot be asked."""
+        group = self._require_group(method)
         if not group.exchange.initialized:
             raise ValueError(
                 f"The subprocess is not initialized yet. Call 'initialize()' before '{method}'."
             )
         if group.exchange.closed:
             raise ValueError(
-                f"The subprocess has ended, by a fault that was raised before: '{method}' cannot "
-                "be used. Make a new SubprocessEnv."
+                f"The subprocess has ended by an earlier fault: '{method}' cannot be used. Make a "
+                "new SubprocessEnv."
             )
         return group
 
@@ -151,19 +151,19 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
     @property
     def metadata(self) -> dict[str, Any]:  # type: ignore[override]
         """Metadata of the env; empty before it is initialized, and after it was closed."""
-        return dict(self._fetched("metadata") or {})
+        return dict(self._fetch_attribute("metadata") or {})
 
     @property
     def render_mode(self) -> str | None:  # type: ignore[override]
         """Render mode of the env; None before it is initialized, and after it was closed."""
-        return self._fetched("render_mode")  # type: ignore[no-any-return]
+        return self._fetch_attribute("render_mode")  # type: ignore[no-any-return]
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
         """Spec of the env; None before it is initialized, and after it was closed."""
-        return self._fetched("spec")
+        return self._fetch_attribute("spec")
 
-    def _fetched(self, name: str) -> Any:
+    def _fetch_attribute(self, name: str) -> Any:
         try:
             self.ready_for(name)
         except ValueError:
@@ -171,7 +171,7 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         if name not in self._attributes:
             try:
                 self._attributes[name] = self._ask(name)
-            except AttributeError:  # it is no gym.Env
+            except AttributeError:  # the env is no gym.Env
                 self._attributes[name] = None
         return self._attributes[name]
 
@@ -182,22 +182,22 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         self.ready_for("reset()")
         (checked,) = checked_seeds([seed], 1) or [None]
         super().reset(seed=seed)
-        return self._ask(Reset(checked, options))  # type: ignore[no-any-return]
+        return self._ask(ResetRequest(checked, options))  # type: ignore[no-any-return]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See ``gymnasium.Env.step``; raises ValueError after the end of an episode."""
         if self.ready_for("step()").over[self.index]:
             raise ValueError("The episode is over. Call 'reset()' before 'step()'.")
-        if current() is not None:  # checked here, before it is sent together with others
+        if current_job() is not None:  # a wrong action would fail the whole batch
             _check_actions(self.action_space, [action])
-        return self._ask(Step(action))  # type: ignore[no-any-return]
+        return self._ask(StepRequest(action))  # type: ignore[no-any-return]
 
     def render(self, mode: str | None = None) -> Any:
         """Renders the env, and returns its frame; ``mode`` is not used."""
         self.ready_for("render()")
         return self._ask("render")
 
-    def close(self, timeout: float | None = _CLOSE_S) -> None:
+    def close(self, timeout: float | None = _CLOSE_TIMEOUT_S) -> None:
         """Closes the env, and ends the process; a second call is harmless.
 
         Processes that :func:`create_subprocess_envs` has started end when the last of their envs
@@ -208,12 +208,12 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
                 it takes.
         """
         if not self.closed:
-            self._ask(_Close(timeout))
+            self._ask(_CloseRequest(timeout))
 
-    def _ask(self, asked: _Asked) -> Any:
-        """Makes a request; in a thread of a meeting, together with those of other threads."""
-        job = current()
-        answer = _carry_out([(self, asked)])[0] if job is None else job.ask((self, asked))
+    def _ask(self, request: _Request) -> Any:
+        """Makes a request; in a job, together with the requests of other jobs."""
+        job = current_job()
+        answer = _execute([(self, request)])[0] if job is None else job.ask((self, request))
         if isinstance(answer, BaseException):
             raise answer
         if isinstance(answer, Failure):
@@ -224,9 +224,8 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
 class MultiEnv(OwnsProcesses):
     """Steps envs in parallel; takes and returns lists.
 
-    An env whose episode has ended is reset by its next step, so that the terminal observation is
-    returned: that step resets the env and makes its step, and its info has the observation and
-    info of the reset as ``reset_observation`` and ``reset_info``.
+    A step returns the terminal observation of an episode. The env's next step first resets the env;
+    its info has the observation and info of the reset as ``reset_observation`` and ``reset_info``.
 
     Example:
         >>> import gymnasium as gym
@@ -243,8 +242,8 @@ class MultiEnv(OwnsProcesses):
         """Takes the envs, which have equal spaces.
 
         Args:
-            envs: Each a :class:`SubprocessEnv`, or one in wrappers (then its step runs in a
-                thread, and its request to the env is sent together with those of the others).
+            envs: Each a :class:`SubprocessEnv`, or one in wrappers. The steps of wrapped ones run
+                in threads, and their requests are sent together.
         """
         self._envs = list(envs)
         if not self._envs:
@@ -259,15 +258,15 @@ class MultiEnv(OwnsProcesses):
                         f"The spaces of all envs must be equal, but the {kind} of env {index} is "
                         f"{space}, and that of env 0 is {first}"
                     )
-        below = [env.unwrapped for env in self._envs]
-        if len({id(env) for env in below}) < len(below):
-            raise ValueError("One env is there twice")
-        self._handles = [env for env in below if isinstance(env, SubprocessEnv)]
+        unwrapped = [env.unwrapped for env in self._envs]
+        if len({id(env) for env in unwrapped}) < len(unwrapped):
+            raise ValueError("The same env was passed twice")
+        self._handles = [env for env in unwrapped if isinstance(env, SubprocessEnv)]
         self._closed = False
-        self._over = [False] * len(self._envs)  # whether episodes are over, of wrapped envs
+        self._episode_over = [False] * len(self._envs)  # whether episodes are over, of wrapped envs
         self.reset_infos: list[dict[str, Any]] = [{} for _ in self._envs]
         plain = all(isinstance(env, SubprocessEnv) for env in self._envs)
-        self._meeting = None if plain else Meeting(len(self._envs), _carry_out)
+        self._threads = None if plain else BatchingThreads(len(self._envs), _execute)
 
     @property
     def envs(self) -> list[gym.Env[Any, Any]]:
@@ -300,11 +299,11 @@ class MultiEnv(OwnsProcesses):
         count = len(self._envs)
         seeds = checked_seeds(seed, count) or [None] * count
         each = checked_options(options, count) or [None] * count
-        if self._meeting is not None:
+        if self._threads is not None:
             jobs = {i: partial(self._reset_wrapped, i, seeds[i], each[i]) for i in range(count)}
-            results = _results_of(self._meeting.run(jobs))
+            results = _results_of(self._threads.run(jobs))
         else:
-            results = self._ask({i: Reset(seeds[i], each[i]) for i in range(count)})
+            results = self._ask({i: ResetRequest(seeds[i], each[i]) for i in range(count)})
         self.reset_infos = [results[i][1] for i in range(count)]
         return [results[i][0] for i in range(count)]
 
@@ -322,26 +321,26 @@ class MultiEnv(OwnsProcesses):
             the info's ``TimeLimit.truncated`` says which.
 
         Raises:
-            ValueError: After :meth:`close`; the number of actions, or the shape of one, is wrong.
-                No env has made a step.
+            ValueError: The MultiEnv is closed; the number of actions, or the shape of one, is
+                wrong. No env has made a step.
             TypeError: The dtype of an action is wrong. No env has made a step.
-            Exception: Whatever an env raises, with its index; the others have made their step.
+            Exception: An env has raised it; a note has its index. The others have made their step.
         """
         self._check_open("step()")
-        given = list(actions)
-        if len(given) != len(self._envs):
+        action_list = list(actions)
+        if len(action_list) != len(self._envs):
             raise ValueError(
-                f"wrong actions: there are {len(given)} for {len(self._envs)} envs. Nothing was "
-                "sent to any env."
+                f"wrong actions: there are {len(action_list)} for {len(self._envs)} envs. Nothing "
+                "was sent to any env."
             )
-        wanted = [i for i, action in enumerate(given) if action is not None]
-        if self._meeting is not None:
-            jobs = {i: partial(self._step_wrapped, i, given[i]) for i in wanted}
-            results = _results_of(self._meeting.run(jobs))
+        stepped = [i for i, action in enumerate(action_list) if action is not None]
+        if self._threads is not None:
+            jobs = {i: partial(self._step_wrapped, i, action_list[i]) for i in stepped}
+            results = _results_of(self._threads.run(jobs))
         else:
-            results = self._ask({i: Step(given[i]) for i in wanted})
-        rows: list[tuple[Any, ...]] = [(None,) * 4] * len(given)
-        for i in wanted:
+            results = self._ask({i: StepRequest(action_list[i]) for i in stepped})
+        rows: list[tuple[Any, ...]] = [(None,) * 4] * len(action_list)
+        for i in stepped:
             observation, reward, terminated, truncated, info = results[i]
             if truncated:
                 info["TimeLimit.truncated"] = not terminated
@@ -349,19 +348,19 @@ class MultiEnv(OwnsProcesses):
         observations, rewards, terminals, infos = map(list, zip(*rows, strict=True))
         return observations, rewards, terminals, infos
 
-    def close(self, timeout: float | None = _CLOSE_S) -> None:
+    def close(self, timeout: float | None = _CLOSE_TIMEOUT_S) -> None:
         """Closes all envs, in parallel; see :meth:`SubprocessEnv.close`."""
         if self._closed:
             return
         self._closed = True
         try:
-            if self._meeting is not None:
+            if self._threads is not None:
                 jobs = {i: env.close for i, env in enumerate(self._envs)}
-                _results_of(self._meeting.run(jobs))
+                _results_of(self._threads.run(jobs))
         finally:
             _close(self._handles, timeout)
-            if self._meeting is not None:
-                self._meeting.close()
+            if self._threads is not None:
+                self._threads.close()
 
     def _check_open(self, method: str) -> None:
         if self._closed:
@@ -369,13 +368,13 @@ class MultiEnv(OwnsProcesses):
         for handle in self._handles:
             handle.ready_for(method)
 
-    def _ask(self, requests: Mapping[int, Step | Reset]) -> dict[int, Any]:
-        """Makes requests to unwrapped handles; returns answers, or raises the first env's error."""
+    def _ask(self, requests: Mapping[int, StepRequest | ResetRequest]) -> dict[int, Any]:
+        """Makes requests to unwrapped handles; returns answers, or raises the first exception."""
         if len({self._handles[i].group for i in requests}) > 1:
-            # Checked before any group is sent a request.
-            actions = [asked.action for asked in requests.values() if isinstance(asked, Step)]
+            # Actions are checked before any group gets a request.
+            actions = [each.action for each in requests.values() if isinstance(each, StepRequest)]
             _check_actions(self.action_space, actions)
-        answers = _carry_out([(self._handles[i], asked) for i, asked in requests.items()])
+        answers = _execute([(self._handles[i], request) for i, request in requests.items()])
         results = dict(zip(requests, answers, strict=True))
         raise_failures(
             [replace(each, env=i) for i, each in results.items() if isinstance(each, Failure)]
@@ -387,20 +386,20 @@ class MultiEnv(OwnsProcesses):
     def _step_wrapped(self, i: int, action: Any) -> tuple[Any, ...]:
         env = self._envs[i]
         reset = None
-        if self._over[i]:
+        if self._episode_over[i]:
             reset = env.reset()
-            self._over[i] = False
+            self._episode_over[i] = False
         observation, reward, terminated, truncated, info = env.step(action)
-        self._over[i] = bool(terminated or truncated)
+        self._episode_over[i] = bool(terminated or truncated)
         if reset is not None:
             if "fault" in reset[1]:
                 info.setdefault("fault", reset[1]["fault"])
-            if "reset_observation" not in info:  # else a crash in the step has led to a later reset
+            if "reset_observation" not in info:  # else a crash in the step was followed by a reset
                 info["reset_observation"], info["reset_info"] = reset
         return observation, reward, terminated, truncated, info
 
     def _reset_wrapped(self, i: int, seed: int | None, options: Any) -> tuple[Any, ...]:
-        self._over[i] = False
+        self._episode_over[i] = False
         return self._envs[i].reset(seed=seed, options=options)
 
 
@@ -419,7 +418,7 @@ def create_subprocess_envs(
     """
     functions = checked_env_fns(list(env_fns))
     envs = [SubprocessEnv(env_fn, faults=faults, **options) for env_fn in functions]
-    group = RepeatingEnvs(functions, faults, **options)
+    group = RetryingEnvs(functions, faults, **options)
     try:
         group.exchange.initialize()
         for index, env in enumerate(envs):
@@ -428,7 +427,7 @@ def create_subprocess_envs(
     except RuntimeError as error:
         if isinstance(error, WorkerCrashError) or isinstance(error.__cause__, RemoteTraceback):
             raise
-    try:  # spaces are fetched one by one, because they may differ
+    try:  # the spaces may differ, so each env gets a group of its own
         for start in (SubprocessEnv.start, SubprocessEnv.initialize):
             for env in envs:
                 start(env)
@@ -442,50 +441,50 @@ def create_subprocess_envs(
 
 
 def _check_actions(space: gym.Space[Any], actions: Sequence[Any]) -> None:
-    """Refuses actions that the core would refuse, before anything is sent."""
+    """Raises for actions that the core would refuse."""
     if actions:
         envs = np.arange(len(actions))
         ActionRows(space, len(actions)).of(envs, batched(space, actions))
 
 
-def _carry_out(requests: Sequence[tuple[SubprocessEnv, _Asked]]) -> list[Any]:
-    """Carries out requests; sends all steps and resets before it waits for the first answer."""
-    groups: dict[RepeatingEnvs, dict[int, Step | Reset]] = {}
-    for env, asked in requests:
-        if isinstance(asked, (Step, Reset)):
-            groups.setdefault(_group_of(env), {})[env.index] = asked
-    for group, those in groups.items():
-        group.begin(those)
-    found = {group: group.finish(those) for group, those in groups.items()}
-    closing = [env for env, asked in requests if isinstance(asked, _Close)]
+def _execute(requests: Sequence[tuple[SubprocessEnv, _Request]]) -> list[Any]:
+    """Executes requests; sends all steps and resets before it waits for the first answer."""
+    groups: dict[RetryingEnvs, dict[int, StepRequest | ResetRequest]] = {}
+    for env, request in requests:
+        if isinstance(request, (StepRequest, ResetRequest)):
+            groups.setdefault(_group_of(env), {})[env.index] = request
+    for group, group_requests in groups.items():
+        group.begin(group_requests)
+    answers_by_group = {group: group.finish(each) for group, each in groups.items()}
+    closing = [env for env, request in requests if isinstance(request, _CloseRequest)]
     answers: list[Any] = []
-    for env, asked in requests:
+    for env, request in requests:
         try:
-            if isinstance(asked, str):
-                answers.append(_group_of(env).call_one(env.index, asked))
-            elif isinstance(asked, _Close):
-                _close(closing, asked.timeout)  # the first of these requests closes all envs
+            if isinstance(request, str):
+                answers.append(_group_of(env).call_one(env.index, request))
+            elif isinstance(request, _CloseRequest):
+                _close(closing, request.timeout)  # the first of these requests closes all envs
                 answers.append(None)
             else:
-                answers.append(found[_group_of(env)][env.index])
+                answers.append(answers_by_group[_group_of(env)][env.index])
         except Exception as error:
             answers.append(error)
     return answers
 
 
-def _group_of(env: SubprocessEnv) -> RepeatingEnvs:
+def _group_of(env: SubprocessEnv) -> RetryingEnvs:
     assert env.group is not None
     return env.group
 
 
 def _close(envs: Sequence[SubprocessEnv], timeout: float | None) -> None:
-    """Closes envs in parallel; raises what the first has raised."""
+    """Closes envs in parallel; raises the first exception."""
     deadline = None if timeout is None else time.monotonic() + timeout
 
     def left() -> float | None:
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
-    groups: dict[RepeatingEnvs, list[int]] = {}
+    groups: dict[RetryingEnvs, list[int]] = {}
     for env in envs:
         if not env.closed and env.group is not None:
             groups.setdefault(env.group, []).append(env.index)
@@ -494,7 +493,7 @@ def _close(envs: Sequence[SubprocessEnv], timeout: float | None) -> None:
     ending = []
     for group, members in groups.items():
         try:
-            if group.leave(members, left()):
+            if group.close_envs(members, left()):
                 group.exchange.close(wait=False)
                 ending.append(group.exchange)
         except Exception as error:
@@ -509,7 +508,7 @@ def _close(envs: Sequence[SubprocessEnv], timeout: float | None) -> None:
 
 
 def _results_of(jobs: Mapping[int, Job]) -> dict[int, Any]:
-    """The results of jobs; raises what the first one has raised, and names the others."""
+    """The results of jobs; raises the first exception, with the others in its notes."""
     errors = {i: job.error for i, job in sorted(jobs.items())}
     notes = [f"At the same time: env {i}: {error!r}" for i, error in errors.items() if error]
     for i, error in errors.items():

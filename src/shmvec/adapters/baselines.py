@@ -21,10 +21,10 @@ import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec._arguments import checked_count, checked_env_fns, checked_options, checked_seeds
-from shmvec.adapters._shared import STEP, split_end, waiting
+from shmvec.adapters._shared import STEP, split_final_info, waiting_property
 from shmvec.exchange import AutoresetMode, Options, OwnsProcesses
 from shmvec.rendering import Viewer, checked_frames, tile_images
-from shmvec.spaces import batched
+from shmvec.spaces import batched, refuse_reward_space
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["AlreadySteppingError", "NotSteppingError", "SubprocVecEnv", "tile_images"]
@@ -35,7 +35,7 @@ StepResults: TypeAlias = tuple[
 ]
 
 _RENDER_MODES = ["human", "rgb_array"]
-_CLOSE_S = 30.0
+_CLOSE_TIMEOUT_S = 30.0
 
 
 class AlreadySteppingError(Exception):
@@ -58,25 +58,24 @@ class NotSteppingError(Exception):
         super().__init__("not running an async step: call step_async() before step_wait()")
 
 
-class _Envs(ShmVectorEnv):
-    """The vector env below, under another name."""
+class _NamedVectorEnv(ShmVectorEnv):
+    """A ``ShmVectorEnv`` with another name in messages."""
 
 
-_Envs.__name__ = "SubprocVecEnv"  # the name in messages and of processes
+_NamedVectorEnv.__name__ = "SubprocVecEnv"  # the name in messages and of processes
 
 
 class SubprocVecEnv(OwnsProcesses):
     """Steps envs in worker processes; baselines' interface.
 
     An env that is done is reset at once: the observation is the new episode's first one, and the
-    last one is kept beside the results, in ``terminal_observations``. If a limit has cut the
-    episode off (Gymnasium's ``truncated``) the info has ``TimeLimit.truncated``, as gym's limits
-    set it: whether it would have gone on.
+    last one is in ``terminal_observations``. If the episode was truncated, the info has
+    ``TimeLimit.truncated``, as by gym's time limit: whether the episode did not terminate as well.
 
     Methods raise ``ClosedEnvironmentError`` after ``close``, ``WorkerCrashError`` if a worker has
-    died, ``EnvTimeoutError`` if an env takes longer than its limit, and whatever an env raises,
-    with the worker's traceback as its cause. Of wrong actions (ValueError, TypeError) nothing was
-    sent.
+    died, ``EnvTimeoutError`` if an env takes longer than its limit, and the exceptions of envs,
+    with the worker's traceback as the cause. Wrong actions raise ValueError or TypeError, and no
+    env makes a step.
 
     Attributes:
         num_envs: Number of envs.
@@ -85,9 +84,9 @@ class SubprocVecEnv(OwnsProcesses):
         spec: The first env's, or None.
         metadata: The first env's, with the two modes of :meth:`render`.
         render_mode: The first env's.
-        reset_infos: For each env, the info of its last reset, which the interface has no room for.
-        terminal_observations: For each env, the last observation of its last finished episode, for
-            which the interface has no room either; None before an episode has finished.
+        reset_infos: For each env, the info of its last reset.
+        terminal_observations: For each env, the last observation of its last finished episode; None
+            before an episode has finished.
         viewer: The window, once :meth:`get_viewer` has made it.
         vector_env: The :class:`shmvec.ShmVectorEnv` below, for its ``call``, ``set_attr`` and
             ``stats``.
@@ -116,37 +115,32 @@ class SubprocVecEnv(OwnsProcesses):
 
         Args:
             env_fns: One function for each env; sent by cloudpickle, so a lambda will do.
-            spaces: Observation and action space, if you want them checked. None: the envs'.
+            spaces: The expected observation and action space. None: any.
             context: How processes are started: "spawn", "fork", "forkserver", or None for Python's
                 default.
             in_series: Number of envs in each process, which steps them one after the other.
-            **options: Further arguments of :class:`shmvec.ShmVectorEnv`, such as
-                ``step_timeout=`` or ``faults=``; with ``num_workers=`` instead of ``in_series``
-                any split will do, and 0 steps the envs in this process.
+            **options: Further arguments of :class:`shmvec.ShmVectorEnv`, such as ``step_timeout=``
+                or ``faults=``. ``num_workers=``, instead of ``in_series``, allows any number of
+                processes; 0 steps the envs in this process.
 
         Raises:
-            ValueError: No env_fns; ``in_series`` does not divide their number, or is below 1;
-                ``spaces`` is no pair of spaces, or not the envs'; a bad ``context`` or option.
-            TypeError: Something in ``env_fns`` is not callable, or cannot be pickled;
-                ``in_series`` is no integer; an option does not exist, or is fixed here.
-            RuntimeError: Spaces of the envs differ.
-            WorkerCrashError: A worker process died while it built its envs.
-            Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
+            ValueError: ``in_series`` does not divide the number of envs, or ``spaces`` are not the
+                envs'.
+            Exception: As :class:`shmvec.ShmVectorEnv`.
         """
         functions = checked_env_fns(list(env_fns))
-        _check_spaces(spaces)
         self.in_series = checked_count("in_series", in_series)
         if len(functions) % self.in_series != 0:
             raise ValueError(
                 f"the number of envs, {len(functions)}, must be divisible by the number of envs to "
-                f"run in series, {self.in_series}; num_workers= takes any split"
+                f"run in series, {self.in_series}; num_workers= may be any number"
             )
         if "num_workers" not in options:
             options["num_workers"] = len(functions) // self.in_series
         elif self.in_series != 1:
-            raise ValueError("in_series and num_workers say the same: leave one of them out")
+            raise ValueError("in_series and num_workers exclude each other: leave one of them out")
         self.viewer: Viewer | None = None
-        self.vector_env = envs = _Envs(
+        self.vector_env = envs = _NamedVectorEnv(
             functions,
             context=context,
             autoreset_mode=AutoresetMode.SAME_STEP,
@@ -155,18 +149,23 @@ class SubprocVecEnv(OwnsProcesses):
             **options,
         )
         try:
+            refuse_reward_space(envs.reward_space, "SubprocVecEnv")
             self.num_envs = envs.num_envs
             self.observation_space = envs.single_observation_space
             self.action_space = envs.single_action_space
-            self._compare_with(spaces)
+            env_spaces = [self.observation_space, self.action_space]
+            if spaces is not None and spaces not in (env_spaces, tuple(env_spaces)):
+                raise ValueError(
+                    f"spaces must be None or those of the envs, {env_spaces}, got {spaces}"
+                )
             self.render_mode = envs.render_mode
             self.metadata = {
                 **{key: value for key, value in envs.metadata.items() if key != "autoreset_mode"},
                 "render_modes": _RENDER_MODES,
-                "render.modes": _RENDER_MODES,  # as gym called it
+                "render.modes": _RENDER_MODES,  # gym's name
             }
             self.spec: Any = None
-            with suppress(AttributeError):  # an env that is no gym.Env
+            with suppress(AttributeError):  # the env is no gym.Env
                 (self.spec,) = envs.get_attr("spec", [0])
         except BaseException:
             envs.close(terminate=True)
@@ -176,7 +175,7 @@ class SubprocVecEnv(OwnsProcesses):
         self.terminal_observations: list[Any] = [None] * self.num_envs
         _register_with_baselines()
 
-    waiting = waiting
+    waiting = waiting_property
 
     @property
     def closed(self) -> bool:
@@ -191,14 +190,14 @@ class SubprocVecEnv(OwnsProcesses):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
     ) -> Any:
-        """See ``VecEnv.reset``; a step that is running is finished, and its results lost.
+        """See ``VecEnv.reset``; a running step is finished, and its results are discarded.
 
         Args:
             seed: An int: env ``i`` gets ``seed + i``. A list: one seed (or None) for each env.
-                None: envs go on with the generators they have.
+                None: the envs' random generators continue.
             options: Passed to every env's ``reset``; of a list, each env gets its own.
         """
-        self._assert_open("reset")
+        self._check_open("reset")
         seeds, each = checked_seeds(seed, self.num_envs), checked_options(options, self.num_envs)
         self._exchange.drop(STEP)
         observations, self.reset_infos = self._exchange.reset(None, seeds, each)
@@ -211,7 +210,7 @@ class SubprocVecEnv(OwnsProcesses):
             actions: One for each env: an array ``(num_envs, ...)`` or a list. For Dict and Tuple
                 spaces a list of dicts or tuples, or a dict or tuple of arrays.
         """
-        self._idle("step_async")
+        self._check_idle("step_async")
         if isinstance(actions, list):
             if len(actions) != self.num_envs:
                 raise ValueError(
@@ -223,13 +222,13 @@ class SubprocVecEnv(OwnsProcesses):
 
     def step_wait(self) -> StepResults:
         """See ``VecEnv.step_wait``; rewards are float64, dones bool, infos a tuple of dicts."""
-        self._assert_open("step_wait")
+        self._check_open("step_wait")
         if not self.waiting:
             raise NotSteppingError
         observations, rewards, terminations, truncations, infos = self._exchange.finish(STEP)
         dones = terminations | truncations
         for env in np.flatnonzero(dones).tolist():
-            self.terminal_observations[env], self.reset_infos[env] = split_end(infos, env)
+            self.terminal_observations[env], self.reset_infos[env] = split_final_info(infos, env)
             if truncations[env]:
                 infos[env]["TimeLimit.truncated"] = not terminations[env]
         return observations, rewards, dones, tuple(infos)
@@ -241,11 +240,11 @@ class SubprocVecEnv(OwnsProcesses):
 
     def get_images(self) -> list[npt.NDArray[Any]]:
         """See ``VecEnv.get_images``; the envs need ``render_mode="rgb_array"``."""
-        self._idle("get_images")
+        self._check_idle("get_images")
         return checked_frames(self.vector_env.render())
 
     def render(self, mode: str = "human") -> Any:
-        """See ``VecEnv.render``; "human" returns whether the window is open, and needs pygame."""
+        """See ``VecEnv.render``; "human" needs pygame, and returns whether the window is open."""
         if mode not in _RENDER_MODES:
             raise NotImplementedError(f"render(mode={mode!r}): the modes are {_RENDER_MODES}")
         viewer = self.get_viewer() if mode == "human" else None
@@ -261,62 +260,42 @@ class SubprocVecEnv(OwnsProcesses):
             self.viewer = Viewer(f"{self.num_envs} envs")
         return self.viewer
 
-    def close(self, timeout: float | None = _CLOSE_S) -> None:
+    def close(self, timeout: float | None = _CLOSE_TIMEOUT_S) -> None:
         """See ``VecEnv.close``; a second call is harmless.
 
         Args:
-            timeout: Seconds that a running step, and closing the envs, may take each. Then the
-                processes are terminated. None: as long as they take.
+            timeout: Seconds that a running step may take, and closing the envs as well. Then the
+                processes are terminated. None: as long as it takes.
         """
         viewer, self.viewer = self.viewer, None
-        late = False
+        timed_out = False
         try:
             if viewer is not None:
                 viewer.close()
             if self.waiting and not self.closed:
                 self._exchange.finish(STEP, timeout)
         except multiprocessing.TimeoutError:
-            late = True
+            timed_out = True
         except Exception:  # raised by a step whose results are discarded
             pass
         finally:
-            self.vector_env.close(timeout=timeout, terminate=late)
+            self.vector_env.close(timeout=timeout, terminate=timed_out)
 
-    def _assert_open(self, name: str) -> None:
+    def _check_open(self, name: str) -> None:
         if self.closed:
             raise ClosedEnvironmentError(
                 f"Trying to operate on a SubprocVecEnv after calling close(): {name}()"
             )
 
-    def _idle(self, name: str) -> None:
-        self._assert_open(name)
+    def _check_idle(self, name: str) -> None:
+        self._check_open(name)
         if self.waiting:
             raise AlreadySteppingError(name)
 
-    def _compare_with(self, spaces: Any) -> None:
-        for kind, given in zip(("observation", "action"), spaces or (), strict=False):
-            found = getattr(self, f"{kind}_space")
-            if given != found:
-                raise ValueError(f"`spaces` says the {kind} space is {given}, but it is {found}")
-
-
-def _check_spaces(spaces: Any) -> None:
-    if spaces is None:
-        return
-    if not (
-        isinstance(spaces, (tuple, list))
-        and len(spaces) == 2
-        and all(isinstance(space, gym.Space) for space in spaces)
-    ):
-        raise ValueError(
-            "spaces must be a pair, the observation space and the action space of one env, or None "
-            f"for those that the envs have; got {spaces!r}"
-        )
-
 
 def _register_with_baselines() -> None:
-    """Makes ``isinstance(env, VecEnv)`` true for baselines, if it is imported."""
-    theirs = sys.modules.get("baselines.common.vec_env")
-    base = getattr(theirs, "VecEnv", None)
+    """Makes ``isinstance(env, VecEnv)`` true for baselines' class, if that is imported."""
+    module = sys.modules.get("baselines.common.vec_env")
+    base = getattr(module, "VecEnv", None)
     if base is not None and hasattr(base, "register"):
         base.register(SubprocVecEnv)

@@ -35,18 +35,18 @@ from shmvec._arguments import checked_env_fns, checked_options, checked_seeds
 from shmvec._options import takes_options
 from shmvec.adapters._sb3_env import RESET_INFO, SB3Env
 from shmvec.adapters._sb3_replay import ShmReplayBuffer
-from shmvec.adapters._shared import STEP, forwarded, split_end, waiting
-from shmvec.exchange import Autoreset, AutoresetMode, Exchange, OwnsProcesses
+from shmvec.adapters._shared import STEP, delegate, split_final_info, waiting_property
+from shmvec.exchange import Autoreset, AutoresetMode, Exchange, Options, OwnsProcesses
 from shmvec.faults import EnvTimeoutError, WorkerCrashError
 from shmvec.spaces import batched
 
 __all__ = ["AgentVecEnv", "ShmReplayBuffer", "ShmVecEnv"]
 
-_CLOSE_S = 2.0  # for envs to close while one of them is over its time limit
+_CLOSE_TIMEOUT_S = 2.0  # if an env is over its time limit
 
 
 class _RowsVecEnv(OwnsProcesses, VecEnv):
-    """A ``VecEnv`` made of the answers of envs, with a row for each of SB3's envs."""
+    """A ``VecEnv`` over the results of a vector env, with a row for each of SB3's envs."""
 
     def reset(self) -> VecEnvObs:
         """See ``VecEnv.reset``; a step that was begun is finished first, its results discarded."""
@@ -63,15 +63,15 @@ class _RowsVecEnv(OwnsProcesses, VecEnv):
         """See ``VecEnv.step_wait``; raises ``NoAsyncCallError`` if no step was begun."""
         observations, rewards, terminations, truncations, infos = self._finish_step()
         dones = terminations | truncations
-        # SB3's rule: it is no truncation where the episode terminated as well.
-        limited = (truncations & ~terminations).tolist()
-        ended = {}
+        # By SB3's rule an episode that terminated as well was not truncated.
+        truncated_rows = (truncations & ~terminations).tolist()
+        final_observations = {}
         for row in dones.nonzero()[0].tolist():
-            ended[row], reset_info = split_end(infos, row)
+            final_observations[row], reset_info = split_final_info(infos, row)
             self.reset_infos[row] = self._reset_info(reset_info)
-        for info, truncated in zip(infos, limited, strict=True):
+        for info, truncated in zip(infos, truncated_rows, strict=True):
             info["TimeLimit.truncated"] = truncated
-        for row, last in ended.items():
+        for row, last in final_observations.items():
             infos[row]["terminal_observation"] = last
         return observations, rewards.astype(np.float32), dones, infos
 
@@ -82,21 +82,21 @@ class _RowsVecEnv(OwnsProcesses, VecEnv):
         raise NotImplementedError
 
     def _reset_info(self, info: dict[str, Any]) -> dict[str, Any]:
-        """The env's own info of a reset, out of the info that the core returns."""
+        """The env's own info of a reset, from the core's info."""
         return info
 
 
 class ShmVecEnv(_RowsVecEnv):
     """Steps Gymnasium envs in worker processes, for Stable-Baselines3.
 
-    Takes the place of ``SubprocVecEnv``: the same arguments, methods and results. Rewards are
-    float32 and observations have the dtype of their space, as ``DummyVecEnv`` returns them.
+    It replaces ``SubprocVecEnv``, with the same arguments, methods and results. Rewards are float32
+    and observations have the dtype of their space, as with ``DummyVecEnv``.
 
     Methods raise ``ClosedEnvironmentError`` after ``close``, ``AlreadyPendingCallError`` between
-    the two calls of a step (but for ``reset`` and ``close``), ``WorkerCrashError`` if a worker has
-    died, ``EnvTimeoutError`` if an env takes longer than its limit, and whatever an env raises,
-    with the worker's traceback as its cause; the other envs have made their step then. Of wrong
-    actions (ValueError, TypeError) nothing was sent.
+    the two calls of a step (except ``reset`` and ``close``), ``WorkerCrashError`` if a worker has
+    died, ``EnvTimeoutError`` if an env takes longer than its limit, and the exceptions of envs,
+    with the worker's traceback as the cause; the other envs have made their step then. Wrong
+    actions raise ValueError or TypeError, and no env makes a step.
 
     Attributes:
         num_envs: Number of envs.
@@ -106,7 +106,7 @@ class ShmVecEnv(_RowsVecEnv):
         action_space: Action space of one env.
         render_mode: Render mode of the envs.
         metadata: The first env's, with the render modes that a ``VecEnv`` has.
-        reset_infos: What the last reset of each env returned as info, a list of dicts.
+        reset_infos: The info of the last reset of each env, a list of dicts.
         waiting: Whether a step was begun, by ``step_async``, and not waited for.
         closed: Whether it has been closed.
 
@@ -135,7 +135,7 @@ class ShmVecEnv(_RowsVecEnv):
         "autoreset_mode",
         "context",
         "copy",
-        because="envs are reset in the step that ends an episode, results are copies, and "
+        reason="envs are reset in the step that ends an episode, results are copies, and "
         "start_method= says how processes start",
     )
     def __init__(
@@ -149,18 +149,14 @@ class ShmVecEnv(_RowsVecEnv):
         Args:
             env_fns: One function for each env; no two may return the same env.
             start_method: How processes are started: "fork", "spawn" or "forkserver". None:
-                "forkserver" where there is one, else "spawn", both of which are safe beside
-                threads such as torch's.
+                "forkserver" where there is one, else "spawn"; both are safe with threads such as
+                torch's.
             **options: Options of :class:`shmvec.ShmVectorEnv`: {options}.
 
         Raises:
-            TypeError: There is no such option, or it would break what a ``VecEnv`` promises.
-            ValueError: No env_fns; two of them returned the same env; a bad option or
-                ``start_method``; something that is no env.
+            TypeError: There is no such option, or it would break the contract of ``VecEnv``.
             AssertionError: The envs' render modes differ.
-            RuntimeError: The envs' spaces differ.
-            WorkerCrashError: A worker process died while it built its envs.
-            Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
+            Exception: As :class:`shmvec.ShmVectorEnv`.
         """
         if start_method is None:
             available = multiprocessing.get_all_start_methods()
@@ -185,31 +181,31 @@ class ShmVecEnv(_RowsVecEnv):
             raise
         self.metadata = {**self._exchange.metadata, **self.metadata}
 
-    waiting = waiting
+    waiting = waiting_property
 
     def __repr__(self) -> str:
-        """How many envs it steps, where, and how; and whether it is closed."""
+        """Number of envs and workers, the options, and whether it is closed."""
         return repr(self._exchange)
 
     @property
     def exchange(self) -> Exchange:
-        """The :class:`~shmvec.exchange.Exchange` that does the work."""
+        """The :class:`~shmvec.exchange.Exchange` that steps the envs."""
         return self._exchange
 
-    num_workers = forwarded("_exchange", "num_workers")
-    processes = forwarded("_exchange", "processes")
-    closed = forwarded("_exchange", "closed")
-    stats = forwarded("_exchange", "stats")
+    num_workers = delegate("_exchange", "num_workers")
+    processes = delegate("_exchange", "processes")
+    closed = delegate("_exchange", "closed")
+    stats = delegate("_exchange", "stats")
 
     @property
     def envs(self) -> list[gym.Env[Any, Any]]:
         """The envs themselves, as ``DummyVecEnv`` has them; only with ``num_workers=0``."""
         if self.num_workers:
             raise AttributeError(
-                "the envs live in workers: ask them by get_attr(), set_attr() and env_method(), or "
-                "make the ShmVecEnv with num_workers=0 for `envs`"
+                "the envs live in workers: use get_attr(), set_attr() and env_method(), or make "
+                "the ShmVecEnv with num_workers=0"
             )
-        return self._ask(None, "itself")
+        return self._ask(None, "get_env")
 
     def _reset_rows(self, seeds: Any, options: Any) -> tuple[Any, list[dict[str, Any]]]:
         seeds = checked_seeds(seeds, self.num_envs)
@@ -223,18 +219,34 @@ class ShmVecEnv(_RowsVecEnv):
         own.update(info)
         return own
 
+    def set_reset_options(self, options: Options, indices: VecEnvIndices = None) -> None:
+        """Sets options of automatic resets; see :meth:`shmvec.ShmVectorEnv.set_reset_options`.
+
+        SB3's own ``set_options`` is only for the next call of ``reset``; ``learn`` calls it once.
+        """
+        self._exchange.set_reset_options(options, self._indices_or_none(indices))
+
+    def set_reset_seeds(
+        self, seeds: int | Sequence[int | None] | None, indices: VecEnvIndices = None
+    ) -> None:
+        """Sets seeds of automatic resets; see :meth:`shmvec.ShmVectorEnv.set_reset_seeds`."""
+        self._exchange.set_reset_seeds(seeds, self._indices_or_none(indices))
+
+    def _indices_or_none(self, indices: VecEnvIndices) -> list[int] | None:
+        return None if indices is None else self._checked_indices(indices)
+
     def step_async(self, actions: npt.ArrayLike) -> None:
         """See ``VecEnv.step_async``; of Dict and Tuple action spaces, actions are a list."""
-        self._exchange.begin(STEP, _batched(self.action_space, actions))
+        self._exchange.begin(STEP, _batch_actions(self.action_space, actions))
 
     def _finish_step(self) -> tuple[Any, ...]:
         results: tuple[Any, ...] = self._exchange.finish(STEP)
         return results
 
     def close(self) -> None:
-        """Closes the envs and ends the workers. May be called twice, and while a step is in flight.
+        """Closes the envs and ends the workers, also while a step is in flight, or a second time.
 
-        Where an env is over its time limit, all envs get two seconds to close; then their processes
+        If an env is over its time limit, all envs get two seconds to close; then their processes
         are terminated.
         """
         self._exchange.drop(STEP)
@@ -242,7 +254,7 @@ class ShmVecEnv(_RowsVecEnv):
         try:
             self._exchange.discard()
         except EnvTimeoutError:
-            timeout = _CLOSE_S
+            timeout = _CLOSE_TIMEOUT_S
         except WorkerCrashError:  # the crash has closed the exchange
             pass
         finally:
@@ -257,8 +269,8 @@ class ShmVecEnv(_RowsVecEnv):
         return self._ask(indices, "get_attr", attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """See ``VecEnv.set_attr``; it is set on the env itself or on the wrapper that has it."""
-        envs = self._existing(indices)
+        """See ``VecEnv.set_attr``; sets it on the wrapper that has it, or on the env itself."""
+        envs = self._checked_indices(indices)
         self._exchange.check_pending("set_attr")
         self._exchange.set_attr(attr_name, dict.fromkeys(envs, value))
 
@@ -279,11 +291,11 @@ class ShmVecEnv(_RowsVecEnv):
         return self._ask(indices, "is_wrapped", wrapper_class)
 
     def get_images(self) -> Sequence[npt.NDArray[Any] | None]:
-        """A frame of each env; None, and a warning, unless the render mode is "rgb_array"."""
+        """A frame of each env; warns and returns None unless the render mode is "rgb_array"."""
         if self.render_mode != "rgb_array":
             warnings.warn(
-                f"there are no images of envs whose render_mode is {self.render_mode!r}: make them "
-                'with render_mode="rgb_array"',
+                f"envs with render_mode={self.render_mode!r} return no images: make them with "
+                'render_mode="rgb_array"',
                 stacklevel=2,
             )
             return [None] * self.num_envs
@@ -292,10 +304,10 @@ class ShmVecEnv(_RowsVecEnv):
     def restart(self, indices: VecEnvIndices = None) -> None:
         """Restarts the workers of some envs, whose next step truncates; see ``ShmVectorEnv``."""
         self._exchange.check_pending("restart")
-        self._exchange.restart(sorted(set(self._existing(indices))))
+        self._exchange.restart(sorted(set(self._checked_indices(indices))))
 
-    def _existing(self, indices: VecEnvIndices) -> list[int]:
-        """Indices of envs as a list of ints, none of them negative."""
+    def _checked_indices(self, indices: VecEnvIndices) -> list[int]:
+        """Indices of envs as a list of non-negative ints."""
         if indices is None:
             return list(range(self.num_envs))
         try:
@@ -308,8 +320,8 @@ class ShmVecEnv(_RowsVecEnv):
         return [index % self.num_envs for index in indices]
 
     def _ask(self, indices: VecEnvIndices, name: str, *args: Any) -> list[Any]:
-        """Calls a method of ``SB3Env`` for each of these envs, however often they are named."""
-        envs = self._existing(indices)
+        """Calls a method of ``SB3Env`` for each of these envs, as often as an env is named."""
+        envs = self._checked_indices(indices)
         left = Counter(envs)
         answers: dict[int, list[Any]] = {env: [] for env in left}
         self._exchange.check_pending(name)
@@ -321,8 +333,8 @@ class ShmVecEnv(_RowsVecEnv):
         return [answers[env].pop(0) for env in envs]
 
 
-def _batched(space: gym.Space[Any], actions: Any) -> Any:
-    """One action an env, as SB3 passes them, batched as Gymnasium's vector envs take them."""
+def _batch_actions(space: gym.Space[Any], actions: Any) -> Any:
+    """Batches SB3's actions, one for each env, as Gymnasium's vector envs take them."""
     if isinstance(actions, dict):
         raise TypeError(
             f"wrong actions: envs with action space {space} need a list, one action for each env, "
@@ -345,12 +357,12 @@ class AgentVecEnv(_RowsVecEnv):
         """See :meth:`shmvec.adapters.pettingzoo.ParallelVectorEnv.as_rows`.
 
         Raises:
-            ValueError: The autoreset mode is another than SAME_STEP.
+            ValueError: The autoreset mode is not SAME_STEP.
         """
         mode = rows.parallel.envs.autoreset_mode
         if not Autoreset.of(mode).in_step:
             raise ValueError(
-                "SB3 has envs reset in the step that ends an episode: make it "
+                "SB3 needs envs that are reset in the step that ends an episode: make it "
                 f'ParallelVectorEnv(..., autoreset_mode="SameStep"), not "{mode.value}"'
             )
         self.rows = rows
@@ -382,7 +394,7 @@ class AgentVecEnv(_RowsVecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Gets the attribute of the env of each of these rows."""
-        return self._asked(indices, attr_name)
+        return self._call_envs(indices, attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Sets an attribute of the envs of these rows."""
@@ -397,7 +409,7 @@ class AgentVecEnv(_RowsVecEnv):
         **method_kwargs: Any,
     ) -> list[Any]:
         """Calls a method of the envs of these rows; returns one result for each row."""
-        return self._asked(indices, method_name, *method_args, **method_kwargs)
+        return self._call_envs(indices, method_name, *method_args, **method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
         """False for each row: envs of many agents have no wrappers of Gymnasium's."""
@@ -416,7 +428,7 @@ class AgentVecEnv(_RowsVecEnv):
         envs: list[int] = (rows // self.rows.parallel.num_agents).tolist()
         return envs
 
-    def _asked(self, indices: VecEnvIndices, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def _call_envs(self, indices: VecEnvIndices, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         envs = self._envs_of(indices)
         each = sorted(set(envs))
         results = self.rows.parallel.envs.call_some(each, name, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Tianshou's ``BaseVectorEnv`` over an ``Exchange``: its collectors run on it as they are.
+"""Tianshou's ``BaseVectorEnv`` over an ``Exchange``, for Tianshou's own collectors.
 
 Methods, their arguments and results are those of `Tianshou's BaseVectorEnv
 <https://github.com/thu-ml/tianshou/blob/master/tianshou/env/venvs.py>`_.
@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from shmvec._arguments import Envs, checked_seeds, existing_env_ids
+from shmvec._arguments import Envs, checked_seconds, checked_seeds, existing_env_ids
 from shmvec._options import takes_options
-from shmvec.adapters._tianshou_env import KWARGS, REWARD, SPACES, TianshouEnv
+from shmvec.adapters._tianshou_env import KWARGS_KEY, REWARD_KEY, SPACE_NAMES, TianshouEnv
 from shmvec.exchange import Answers, AutoresetMode, OwnsProcesses
 from shmvec.faults import EnvTimeoutError, add_note
 from shmvec.spaces import Anything, batched, one_of
@@ -40,29 +40,26 @@ Ids: TypeAlias = int | Sequence[int] | Array | None
 
 
 class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
-    """Tianshou's vector env, with envs in workers that are reached through shared memory.
+    """Tianshou's vector env, with envs in workers, through shared memory.
 
-    It replaces ``SubprocVectorEnv`` and ``ShmemVectorEnv``, whose names this module has, too, with
-    their defaults. It has the same methods and results, for ``Collector`` and, with ``wait_num`` or
-    ``timeout``, for ``AsyncCollector``. No env is reset automatically at the end of its episode:
-    call ``reset(env_id)``, as with Tianshou's.
+    It replaces ``SubprocVectorEnv`` and ``ShmemVectorEnv``; this module has classes with these
+    names and defaults, too. Methods and results are the same, for ``Collector`` and, with
+    ``wait_num`` or ``timeout``, for ``AsyncCollector``. As with Tianshou's, envs are not reset
+    automatically: call ``reset(env_id)``.
 
     Methods raise ``AssertionError`` after ``close``, and if an env that they ask is stepping;
     ``EnvTimeoutError`` if an env takes longer than its limit, ``WorkerCrashError`` if a worker has
-    died, and whatever an env raises, with the worker's traceback as its cause. Of wrong actions or
-    ids (ValueError, TypeError) nothing was sent. Results are yours: nothing overwrites them.
+    died, and the exceptions of envs, with the worker's traceback as the cause. Wrong actions or ids
+    raise ValueError or TypeError, and no env makes a step. Results are never overwritten.
 
     Attributes:
         envs: The ``ShmVectorEnv`` behind it, for ``stats()``, ``restart()`` and the like.
         env_num: Number of envs; also ``len()``.
         is_async: Whether ``step`` returns before all envs are ready.
-        wait_num: Number of envs for which a ``step`` waits.
+        wait_num: Number of envs that ``step`` waits for.
         timeout: Seconds that a ``step`` waits for these; None: as long as it takes.
-        waiting_id: Envs that are stepping: asked, and not returned by ``step`` yet.
-        ready_id: All others, in order.
+        waiting_id: Envs that are stepping, and not yet returned by ``step``.
         is_closed: Whether it has been closed.
-        observation_space: The space of each env, a list; so are ``action_space``, ``metadata`` and
-            ``spec``.
 
     Example:
         >>> import gymnasium as gym
@@ -77,8 +74,8 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         >>> envs.close()
     """
 
-    # The base class is there because collectors check for it. None of its code is used: its
-    # constructor makes workers of its own, and its __getattribute__ asks these for spaces.
+    # Collectors check for the base class. None of its code is used, because its constructor makes
+    # other workers, and its __getattribute__ asks these for spaces.
     __getattribute__ = object.__getattribute__
 
     @takes_options(
@@ -87,7 +84,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         "observation_mode",
         "shared_memory",
         "spare_envs",
-        because="they are chosen as Tianshou expects them",
+        reason="they are chosen as Tianshou expects them",
     )
     def __init__(
         self,
@@ -101,43 +98,39 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
 
         Args:
             env_fns: One function for each env.
-            wait_num: Number of ready envs at which ``step`` returns, with all that are ready; a
-                later ``step`` returns the others. None: all.
-            timeout: Seconds after which ``step`` returns with those that are ready, at least one.
-            share_memory: Whether observations and actions lie in arrays in shared memory; all
-                envs then need spaces of one shape and dtype. False: they travel as messages, and
-                may be anything, of another shape in each env and at each step.
+            wait_num: Number of ready envs at which ``step`` returns, with all ready ones; a later
+                ``step`` returns the others. None: all.
+            timeout: Seconds after which ``step`` returns with the ready envs, at least one.
+            share_memory: Whether observations and actions lie in shared memory; then all envs need
+                spaces of one shape and dtype. False: they travel as messages, and may be anything,
+                with other shapes in each env and step.
             **options: Options of :class:`shmvec.ShmVectorEnv`: {options}.
                 With ``wait_num`` or ``timeout`` there is by default one worker for each env, so
                 that no env waits for another.
 
         Raises:
-            ValueError: ``wait_num`` or ``timeout`` is out of range; and as ``ShmVectorEnv``.
-            TypeError: Observations are tuples, which Tianshou does not take; an option is fixed
-                here; and as ``ShmVectorEnv``.
-            RuntimeError: Spaces of the envs do not fit together.
-            Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
+            ValueError: ``wait_num`` or ``timeout`` is out of range.
+            TypeError: Observations are tuples, which Tianshou does not take.
+            Exception: As :class:`shmvec.ShmVectorEnv`.
         """
         functions = list(env_fns)
         num_envs = len(functions)
         if wait_num is not None and not 1 <= wait_num <= max(num_envs, 1):
             raise ValueError(f"wait_num must be between 1 and {num_envs}, got {wait_num}")
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout must be positive seconds or None, got {timeout}")
         self.env_num = num_envs
         self.wait_num = num_envs if wait_num is None else int(wait_num)
-        self.timeout = timeout
+        self.timeout = checked_seconds("timeout", timeout)
         self.is_async = self.wait_num != num_envs or timeout is not None
         if self.is_async and options.get("max_concurrency") is None:
             options.setdefault("num_workers", num_envs)
-        self.envs = _made(functions, share_memory, options)
+        self.envs = _make_envs(functions, share_memory, options)
         self._exchange = self.envs.exchange
         self.is_closed = False
         self.waiting_id: list[int] = []
         try:
             described = self._exchange.call("shmvec_describe")
-            self._spaces = {name: [one[name] for one in described] for name in SPACES}
-            self._reseeds = [env for env in range(num_envs) if not described[env]["seed"]]
+            self._spaces = {name: [one[name] for one in described] for name in SPACE_NAMES}
+            self._seedless_envs = [env for env in range(num_envs) if not described[env]["seed"]]
             if any(isinstance(space, spaces.Tuple) for space in self._spaces["observation_space"]):
                 raise TypeError(
                     "Tianshou takes no observations that are tuples: make them arrays or dicts, "
@@ -153,7 +146,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
 
     @property
     def ready_id(self) -> list[int]:
-        """Envs that are not stepping."""
+        """The envs that are not stepping."""
         return [env for env in range(self.env_num) if env not in self.waiting_id]
 
     @property
@@ -179,16 +172,16 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
         """See ``BaseVectorEnv.get_env_attr``; wrappers are searched from the outermost inwards."""
         self._check_open()
-        envs = self._ids(id)
-        if key in SPACES:
+        envs = self._env_indices(id)
+        if key in SPACE_NAMES:
             return [self._spaces[key][env] for env in envs.tolist()]
         self._check_ready(envs)
         return self._exchange.call("shmvec_get", (key,), envs=envs)
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
-        """See ``BaseVectorEnv.set_env_attr``; it is set on the innermost ("unwrapped") env."""
+        """See ``BaseVectorEnv.set_env_attr``; sets it on the innermost ("unwrapped") env."""
         self._check_open()
-        envs = self._ids(id)
+        envs = self._env_indices(id)
         self._check_ready(envs)
         self._exchange.call("shmvec_set", (key, value), envs=envs)
 
@@ -197,68 +190,68 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
 
         Args:
             env_id: Which envs; None: all.
-            **kwargs: Arguments of each env's ``reset``: ``seed``, ``options``, or others that it
-                takes. A list or array of seeds has one for each of these envs; an int is the seed
-                of every env, as in Tianshou.
+            **kwargs: Arguments of each env's ``reset``: ``seed``, ``options``, or others. A list or
+                array of seeds has one for each of these envs; an int is the seed of every env, as
+                in Tianshou.
 
         Returns:
             Observations ``(n, ...)``, and infos, an object array ``(n,)`` of dicts. Observations
             of Dict spaces are an object array of dicts.
         """
         self._check_open()
-        envs = self._ids(env_id)
+        envs = self._env_indices(env_id)
         self._check_ready(envs)
-        asked = self._asked(envs)
-        self._exchange.recycle()  # before an episode begins, if one is over
-        self._exchange.ask_reset(asked, *_reset_arguments(kwargs, len(envs)))
-        observations, *_, infos = self._results(self._exchange.take(asked))
+        envs_or_none = self._envs_to_ask(envs)
+        self._exchange.recycle()  # a new episode begins
+        self._exchange.ask_reset(envs_or_none, *_reset_arguments(kwargs, len(envs)))
+        observations, *_, infos = self._to_tianshou(self._exchange.take(envs_or_none))
         return observations, infos
 
     def step(self, action: Any, id: Ids = None) -> tuple[Array, Array, Array, Array, Array]:
         """See ``BaseVectorEnv.step``.
 
         With ``wait_num`` or ``timeout`` it returns as soon as ``wait_num`` of the stepping envs are
-        ready; their infos say which envs they are (``env_id``). With ``action=None`` it steps no
-        env, and takes results, with ``id`` of these envs. If an env raises then, results of the
-        others are returned by the next call, unless these were named as well.
+        ready; ``env_id`` in their infos says which they are. With ``action=None`` it steps no env,
+        and only takes results, with ``id`` of these envs. If an env raises then, the next call
+        returns the results of the others, unless ``id`` named them as well.
         """
         self._check_open()
-        envs = self._ids(id)
-        asked = self._asked(envs)
+        envs = self._env_indices(id)
+        envs_or_none = self._envs_to_ask(envs)
         if action is not None:
             self._check_ready(envs)
             self._exchange.recycle()
-            self._exchange.ask(asked, self._actions(action, len(envs)))
+            self._exchange.ask(envs_or_none, self._batch_actions(action, len(envs)))
         elif not self.is_async:
             raise ValueError("action must not be None: it is for wait_num= or timeout= only")
         if self.is_async:
             answers = self._take_async(envs, action is not None, id is not None)
         else:
-            answers = self._exchange.take(asked)
-        results = self._results(answers)
+            answers = self._exchange.take(envs_or_none)
+        results = self._to_tianshou(answers)
         for env, info in zip(answers.envs.tolist(), results[-1], strict=True):
             info["env_id"] = env
         return results
 
-    def _take_async(self, envs: Envs, asked: bool, named: bool) -> Answers:
-        """Takes answers of stepping envs: of those that are ready first, or of the named ones."""
-        if asked:
+    def _take_async(self, envs: Envs, has_asked: bool, has_ids: bool) -> Answers:
+        """Takes answers of stepping envs: those that are ready first, or the named ones."""
+        if has_asked:
             self.waiting_id += envs.tolist()
-        elif named and not set(envs.tolist()) <= set(self.waiting_id):
+        elif has_ids and not set(envs.tolist()) <= set(self.waiting_id):
             raise ValueError(f"envs {envs.tolist()} are not all stepping: {self.waiting_id}")
-        return self._exchange.take(envs) if named and not asked else self._first_ready()
+        return self._exchange.take(envs) if has_ids and not has_asked else self._take_first_ready()
 
-    def _first_ready(self) -> Answers:
+    def _take_first_ready(self) -> Answers:
         """Waits for ``wait_num`` of the envs that are stepping, or for ``timeout`` and one."""
-        out = max(1, len(self.waiting_id))  # at least 1, so that taking from no env is an error
+        stepping = max(1, len(self.waiting_id))  # with none, taking 1 raises the right error
         try:
             return self._exchange.take(
-                count=out, least=min(self.wait_num, out), timeout=self.timeout
+                count=stepping, least=min(self.wait_num, stepping), timeout=self.timeout
             )
         except multiprocessing.TimeoutError as error:
             if isinstance(error, EnvTimeoutError):
                 raise
-            return self._exchange.take(count=out, least=1)
+            return self._exchange.take(count=stepping, least=1)
 
     def seed(self, seed: int | Sequence[int] | None = None) -> list[list[int] | None]:
         """See ``BaseVectorEnv.seed``; seeds the action spaces in this process, too.
@@ -266,20 +259,15 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         Envs that have a method ``seed`` are seeded by it; the others are reset with their seed.
         """
         self._check_open()
-        everyone = self._ids(None)
+        everyone = self._env_indices(None)
         self._check_ready(everyone)
-        if seed is None or isinstance(seed, (int, np.integer)):
-            seeds = [None if seed is None else int(seed) + env for env in range(self.env_num)]
-        else:
-            seeds = [None if one is None else int(one) for one in seed]
-        if len(seeds) != self.env_num:
-            raise ValueError(f"there are {len(seeds)} seeds for {self.env_num} envs")
+        seeds = checked_seeds(seed, self.env_num) or [None] * self.env_num
         for space, one in zip(self._spaces["action_space"], seeds, strict=True):
             if isinstance(space, gym.Space):
                 space.seed(one)
         used = self._exchange.call("shmvec_seed", (seeds,))
-        if self._reseeds:
-            self.reset(self._reseeds, seed=[seeds[env] for env in self._reseeds])
+        if self._seedless_envs:
+            self.reset(self._seedless_envs, seed=[seeds[env] for env in self._seedless_envs])
         return [None if one is None else np.atleast_1d(one).tolist() for one in used]
 
     def render(self, **kwargs: Any) -> list[Any]:
@@ -296,15 +284,15 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
 
     # ---- arguments and results ---------------------------------------------------------------
 
-    def _ids(self, id: Ids) -> Envs:
+    def _env_indices(self, id: Ids) -> Envs:
         """Indices of existing envs; an empty ``id`` has none."""
         if id is None:
             return np.arange(self.env_num, dtype=np.intp)
         ids = np.atleast_1d(np.asarray(id))
         return np.empty(0, np.intp) if ids.size == 0 else existing_env_ids(ids, self.env_num)
 
-    def _asked(self, envs: Envs) -> Envs | None:
-        """Envs as the exchange takes them: None for all of them in lockstep."""
+    def _envs_to_ask(self, envs: Envs) -> Envs | None:
+        """The envs for the exchange's methods: None if all envs are stepped in lockstep."""
         everyone = len(envs) == self.env_num and (envs == np.arange(self.env_num)).all()
         return None if everyone and not self.is_async else envs
 
@@ -316,7 +304,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
 
     def _check_ready(self, envs: Envs) -> None:
         if self._exchange.num_in_flight > len(self.waiting_id):
-            # Discards results of envs that an interrupted call has left in flight.
+            # An interrupted call has left envs in flight; their results are discarded.
             self._exchange.take([env for env in self.ready_id if self._exchange.in_flight(env)])
         stepping = [env for env in envs.tolist() if env in self.waiting_id]
         if stepping:
@@ -325,8 +313,8 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
                 f"results, with step(None, id), first. Ready are {self.ready_id}."
             )
 
-    def _actions(self, action: Any, count: int) -> Any:
-        """Actions as the exchange takes them: a list, an array, or dicts and tuples of lists."""
+    def _batch_actions(self, action: Any, count: int) -> Any:
+        """Actions for the exchange: a list, an array, or dicts and tuples of lists."""
         if action is None or len(action) != count:
             number = 0 if action is None else len(action)
             raise ValueError(f"there are {number} actions for {count} envs. Nothing was sent.")
@@ -339,30 +327,30 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
             return actions.astype(np.int64)  # Tianshou's policies may return such actions
         return actions
 
-    def _results(self, answers: Answers) -> tuple[Array, Array, Array, Array, Array]:
-        """Answers in Tianshou's form; raises what envs have raised."""
+    def _to_tianshou(self, answers: Answers) -> tuple[Array, Array, Array, Array, Array]:
+        """Answers in Tianshou's form; raises exceptions of envs."""
         if self.waiting_id:
             answered = {*answers.envs.tolist(), *(failure.env for failure in answers.failures)}
             self.waiting_id = [env for env in self.waiting_id if env not in answered]
         self._exchange.delivered(answers)
         observations, rewards, infos = answers.observations, answers.rewards, answers.infos
-        given = [info.pop(REWARD, None) for info in infos]
-        arrays = [reward for reward in given if reward is not None]
-        if arrays:  # rewards; an env without one was reset, or had a fault
-            nothing = np.zeros_like(arrays[0])
-            rewards = np.stack([nothing if reward is None else reward for reward in given])
+        array_rewards = [info.pop(REWARD_KEY, None) for info in infos]
+        arrays = [reward for reward in array_rewards if reward is not None]
+        if arrays:  # an env without an array was reset, or had a fault
+            zero = np.zeros_like(arrays[0])
+            rewards = np.stack([zero if reward is None else reward for reward in array_rewards])
         if isinstance(observations, dict):
             space = self.envs.single_observation_space
-            observations = _boxed([one_of(space, observations, i) for i in range(len(infos))])
-        elif not isinstance(observations, np.ndarray):  # they have one item an env already
-            observations = _stacked(observations or ())
-        return observations, rewards, answers.terminations, answers.truncations, _boxed(infos)
+            observations = _objects([one_of(space, observations, i) for i in range(len(infos))])
+        elif not isinstance(observations, np.ndarray):  # they have one item for each env already
+            observations = _stack(observations or ())
+        return observations, rewards, answers.terminations, answers.truncations, _objects(infos)
 
 
 class SubprocVectorEnv(TianshouVectorEnv):
     """:class:`TianshouVectorEnv` with the defaults of Tianshou's class of this name.
 
-    Observations and actions travel as messages: they are what the envs return, of any kind.
+    Observations and actions travel as messages, and may be of any kind.
     """
 
     def __init__(
@@ -379,33 +367,23 @@ class SubprocVectorEnv(TianshouVectorEnv):
 
 
 class ShmemVectorEnv(TianshouVectorEnv):
-    """:class:`TianshouVectorEnv` by the name of Tianshou's class with shared memory."""
-
-    def __init__(
-        self,
-        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
-        wait_num: int | None = None,
-        timeout: float | None = None,
-        **options: Any,
-    ) -> None:
-        """Starts the workers; see :class:`TianshouVectorEnv`."""
-        super().__init__(env_fns, wait_num, timeout, True, **options)
+    """:class:`TianshouVectorEnv` with the name of Tianshou's class with shared memory."""
 
 
-def _stacked(rows: Sequence[Any]) -> Array:
+def _stack(rows: Sequence[Any]) -> Array:
     """Rows as one array, or as an array of objects where that is impossible."""
     if all(isinstance(row, (np.ndarray, np.generic, int, float)) for row in rows):
         with suppress(ValueError):  # there are none, or they are of different shapes
             return np.stack(rows)
-    return _boxed(rows)
+    return _objects(rows)
 
 
-def _boxed(values: Sequence[Any]) -> Array:
-    """An array of objects, into which NumPy does not look."""
-    boxes = np.empty(len(values), object)
+def _objects(values: Sequence[Any]) -> Array:
+    """An array of objects; NumPy does not convert them."""
+    array = np.empty(len(values), object)
     for index, value in enumerate(values):
-        boxes[index] = value
-    return boxes
+        array[index] = value
+    return array
 
 
 def _reset_arguments(kwargs: dict[str, Any], count: int) -> tuple[Any, Any]:
@@ -414,11 +392,11 @@ def _reset_arguments(kwargs: dict[str, Any], count: int) -> tuple[Any, Any]:
     if seed is not None and np.ndim(seed) == 0:
         seed = [seed] * count
     if kwargs:
-        options = {KWARGS: kwargs, "options": options}
+        options = {KWARGS_KEY: kwargs, "options": options}
     return checked_seeds(seed, count), None if options is None else [options] * count
 
 
-def _made(env_fns: Sequence[Any], share_memory: bool, options: dict[str, Any]) -> ShmVectorEnv:
+def _make_envs(env_fns: Sequence[Any], share_memory: bool, options: dict[str, Any]) -> ShmVectorEnv:
     functions: list[Any] = [
         partial(TianshouEnv, env, env_fn, share_memory) for env, env_fn in enumerate(env_fns)
     ]
@@ -434,7 +412,7 @@ def _made(env_fns: Sequence[Any], share_memory: bool, options: dict[str, Any]) -
         if share_memory:
             add_note(
                 error,
-                "If it is for the envs' spaces: share_memory=False takes observations and actions "
-                "of any kind, unlike ones as well.",
+                "If the envs' spaces are the reason: share_memory=False takes observations and "
+                "actions of any kind, also different ones.",
             )
         raise

@@ -1,4 +1,4 @@
-"""Episodes played on all nodes: what ``shmvec.evaluate(..., cluster=True)`` calls."""
+"""Plays episodes on all nodes, for ``shmvec.evaluate(..., cluster=True)``."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shmvec.cluster.crew import Lost
-from shmvec.cluster.fragments import opened, pickled
-from shmvec.cluster.hirings import Hiring, Hirings
+from shmvec.cluster.actor_pool import ActorPool, Place
+from shmvec.cluster.backend import ActorLostError
+from shmvec.cluster.fragments import pickle_object, unpickle
 from shmvec.evaluation.episodes import Episode
-from shmvec.evaluation.nodes import on_nodes
+from shmvec.evaluation.nodes import register_player
 
 __all__ = ["play_on_nodes"]
 
-_SLICE_S = 1.0  # after which a node returns the episodes that are over
+_PLAY_SLICE_S = 1.0  # a node returns finished episodes that often
 
 
 class NodePlayer:
-    """A player of ``shmvec.evaluation`` on a node, which plays the episodes that it is given."""
+    """A player of ``shmvec.evaluation`` on a node."""
 
     def __init__(self, make: bytes, policy: bytes) -> None:
-        """Makes it, and its envs; both arguments are pickled."""
-        made = opened("what makes the envs", make)
-        self._player, self.close = made(opened("policy", policy))
+        """Makes the player and its envs; both arguments are pickled."""
+        make_player = unpickle("the function that makes the envs", make)
+        self._player, self.close = make_player(unpickle("policy", policy))
 
     def report(self) -> int:
-        """The number of envs, and so of episodes that are played at a time."""
+        """The number of envs: so many episodes are played at a time."""
         num_envs: int = self._player.num_envs
         return num_envs
 
     def play(self, episodes: list[Episode]) -> tuple[list[Episode], dict[str, str]]:
-        """Plays for a while; returns what is over, and the tasks that are given up.
+        """Plays for a while; returns finished episodes, and why tasks cannot be played.
 
         Args:
             episodes: Further episodes to play.
         """
-        over: list[Episode] = []
+        finished: list[Episode] = []
         self._player.add(episodes)
-        self._player.play(over.append, pause=time.monotonic() + _SLICE_S)
-        return over, self._player.given_up
+        self._player.play(finished.append, pause=time.monotonic() + _PLAY_SLICE_S)
+        return finished, self._player.failures
 
 
 @dataclass(eq=False)
-class _Player(Hiring):
-    """The caller's record of a node's player, whose report is its number of envs."""
+class _PlayerPlace(Place):
+    """The caller's record of a player; its report is its number of envs."""
 
     playing: list[Episode] = field(default_factory=list)
 
 
-@on_nodes
+@register_player
 def play_on_nodes(
     make: Callable[[Any], Any],
     policy: Any,
@@ -61,76 +61,79 @@ def play_on_nodes(
 ) -> dict[str, str]:
     """Plays as :func:`shmvec.evaluation.nodes.play_on_nodes` says.
 
-    Nodes that have room get shares of the episodes, which become smaller towards the end.
+    Nodes with room get shares of the episodes, which become smaller towards the end.
 
     Raises:
         ImportError: Ray is not installed.
         TypeError: Envs or policy cannot be pickled.
         RuntimeError: There is no room, or no node is left.
-        Exception: What envs or the policy raise; the cause names the node.
+        Exception: An env or the policy has raised it; the cause names the node.
     """
-    content = pickled("what makes the envs", make), pickled("policy", policy)
-    players = Hirings(_Player, "player", options=actor_options)
-    made = tuple(map(players.crew.put, content))
-    players.places = players.on_nodes()
+    content = [pickle_object("the function that makes the envs", make)]
+    content.append(pickle_object("policy", policy))
+    players = ActorPool(_PlayerPlace, "player", options=actor_options)
+    makers = tuple(map(players.backend.put, content))
+    players.places = players.places_on_nodes()
     try:
-        return _play(players, made, deque(episodes), settled)
+        return _play(players, makers, deque(episodes), settled)
     finally:
         players.close()
 
 
 def _play(
-    players: Hirings[_Player],
-    made: tuple[Any, ...],
-    waiting: deque[Episode],
+    players: ActorPool[_PlayerPlace],
+    makers: tuple[Any, ...],
+    queue: deque[Episode],
     settled: Callable[[Episode], object],
 ) -> dict[str, str]:
     given_up: dict[str, str] = {}
-    while waiting or any(player.playing for player in players.places):
-        players.fill(lambda player: ("player", NodePlayer, *made))
+    while queue or any(player.playing for player in players.places):
+        players.start_missing(lambda player: ("player", NodePlayer, *makers))
         for player in players.wait(players.places):
             has_started = player.report is not None
             try:
                 result = players.take(player)
-            except Lost as error:
+            except ActorLostError as error:
                 for episode in reversed(player.playing):
                     episode.repeats += 1
-                    waiting.appendleft(episode)
+                    queue.appendleft(episode)
                 player.playing.clear()
-                players.lose(player, error)
+                players.drop_lost(player, error)
                 continue
             if has_started:
-                over, failures = result
-                by_key = {(episode.task, episode.number): episode for episode in player.playing}
-                for played in over:
-                    episode = by_key.pop((played.task, played.number))
-                    _note(episode, played)
+                finished, failures = result
+                unfinished = {(episode.task, episode.number): episode for episode in player.playing}
+                for result_of_episode in finished:
+                    episode = unfinished.pop((result_of_episode.task, result_of_episode.number))
+                    _copy_results(episode, result_of_episode)
                     settled(episode)
                 given_up.update(failures)
-                player.playing = [each for each in by_key.values() if each.task not in failures]
-                for _ in range(len(waiting)):
-                    if (episode := waiting.popleft()).task not in given_up:
-                        waiting.append(episode)
+                player.playing = [each for each in unfinished.values() if each.task not in failures]
+                for _ in range(len(queue)):
+                    if (episode := queue.popleft()).task not in given_up:
+                        queue.append(episode)
         for player in players.places:
             if player.report is not None and not player.calls:
-                _give(player, players, waiting)
+                _send_share(player, players, queue)
     return given_up
 
 
-def _note(episode: Episode, played: Episode) -> None:
+def _copy_results(episode: Episode, played: Episode) -> None:
     for name in ("return_", "length", "info", "terminated", "finished", "failed", "seconds"):
         setattr(episode, name, getattr(played, name))
     episode.repeats += played.repeats
     episode.steps += played.steps
 
 
-def _give(player: _Player, players: Hirings[_Player], waiting: deque[Episode]) -> None:
+def _send_share(
+    player: _PlayerPlace, players: ActorPool[_PlayerPlace], queue: deque[Episode]
+) -> None:
     """Gives a node its share of half of the episodes left, at least as many as it has envs."""
     share: list[Episode] = []
     if len(player.playing) < player.report:
-        size = max(player.report, len(waiting) // (2 * len(players.places)))
-        share = [waiting.popleft() for _ in range(min(size, len(waiting)))]
+        size = max(player.report, len(queue) // (2 * len(players.places)))
+        share = [queue.popleft() for _ in range(min(size, len(queue)))]
         player.playing += share
     if player.playing:
-        # Copies, because an actor in this process would write into the caller's own.
+        # These are copies, because an actor in this process would change the caller's episodes.
         players.ask(player, "play", [replace(episode, repeats=0) for episode in share])

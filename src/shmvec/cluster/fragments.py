@@ -1,4 +1,4 @@
-"""Fragments of trajectories, and the runner that makes them on a node with its envs and policy."""
+"""Fragments of trajectories, and the runner on a node that makes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shmvec.exchange import Autoreset, AutoresetMode
 from shmvec.pipeline import Pipeline
 from shmvec.vector_env import ShmVectorEnv
 
-__all__ = ["Fragment", "Report", "Runner", "cores_of", "opened", "pickled"]
+__all__ = ["Fragment", "Runner", "RunnerReport", "pickle_object", "share_cores", "unpickle"]
 
 _Flags = npt.NDArray[np.bool_]
 
@@ -27,23 +27,24 @@ _Flags = npt.NDArray[np.bool_]
 class Fragment:
     """``T`` consecutive steps of ``N`` envs; its arrays are read-only.
 
-    As in a rollout, index ``t + 1`` holds what ``actions[t]`` led to, and index 0 the last results
-    from before. Fragments of a runner follow each other: the first index of one has the same
-    content as the last index of the one before.
+    As in a rollout, index ``t + 1`` holds the results of ``actions[t]``, and index 0 the last
+    results before. Fragments of a runner follow each other: the first index of one has the same
+    content as the last index of its predecessor.
 
     Attributes:
         observations: ``(T + 1, N, ...)``, nested as the observation space is.
         actions: ``(T, N, ...)``, in the dtype of the action space.
-        rewards: float64 ``(T + 1, N)``.
+        rewards: float64 ``(T + 1, N)``; with a ``reward_space`` of shape ``(k,)``, in its dtype,
+            ``(T + 1, N, k)``.
         terminations: bool ``(T + 1, N)``.
         truncations: bool ``(T + 1, N)``.
         infos: ``T`` dicts, as ``step`` returned them: ``infos[t]`` came with index ``t + 1``.
-        extras: What the policy returned besides actions, ``(T, N, ...)`` each.
+        extras: The policy's arrays besides actions, ``(T, N, ...)`` each.
         runner: The number of the runner that has made it. No two runners have the same number.
         index: Number of fragments that this runner had made before.
         seed: Seed of the runner's only reset: env ``i`` was reset with ``seed + i``.
         version: The version of the weights that it was made with, as ``set_weights`` returned it;
-            0: the policy's weights as ``make_policy`` made it.
+            0: the weights that ``make_policy`` gave the policy.
         steps: Number of env steps in it, without resets.
         seconds: Seconds that it took to make it.
         autoreset_mode: The autoreset mode of the envs.
@@ -51,7 +52,7 @@ class Fragment:
 
     observations: Any
     actions: Any
-    rewards: npt.NDArray[np.float64]
+    rewards: npt.NDArray[Any]
     terminations: _Flags
     truncations: _Flags
     infos: list[dict[str, Any]]
@@ -66,7 +67,7 @@ class Fragment:
 
     @property
     def valid(self) -> _Flags:
-        """Which steps are transitions, bool ``(T, N)``; the others are resets without action."""
+        """Which steps are transitions, bool ``(T, N)``; the others are resets."""
         autoreset = Autoreset.of(self.autoreset_mode)
         return autoreset.transitions(self.terminations, self.truncations)
 
@@ -85,15 +86,15 @@ def _nbytes(value: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Report:
-    """A runner's description of its envs and its policy, once it has started."""
+class RunnerReport:
+    """A runner's description of its envs and its policy."""
 
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
     takes_weights: bool
 
 
-def pickled(name: str, value: Any) -> bytes:
-    """Pickles an object of the user's, a function for example, for other nodes.
+def pickle_object(name: str, value: Any) -> bytes:
+    """Pickles a user's object, such as a function, for other nodes.
 
     Raises:
         TypeError: The object cannot be pickled.
@@ -108,8 +109,8 @@ def pickled(name: str, value: Any) -> bytes:
     return content
 
 
-def opened(name: str, content: bytes) -> Any:
-    """Unpickles, on a node, what ``pickled`` has pickled.
+def unpickle(name: str, content: bytes) -> Any:
+    """Unpickles an object of ``pickle_object`` on a node.
 
     Raises:
         RuntimeError: It cannot be unpickled on this node.
@@ -118,18 +119,18 @@ def opened(name: str, content: bytes) -> Any:
         return pickle.loads(content)
     except Exception as error:
         raise RuntimeError(
-            f"{name} cannot be unpickled here ({type(error).__name__}: {error}): what it was made "
-            "of must be installed on every node, or sent there by Ray's runtime_env"
+            f"{name} cannot be unpickled here ({type(error).__name__}: {error}): install the "
+            "modules that it needs on every node, or let Ray's runtime_env send them"
         ) from error
 
 
-def cores_of(share: int, count: int, folder: Path = Path("/sys/devices/system/node")) -> set[int]:
-    """The cores of a share of this machine; they are of one NUMA node if they fit.
+def share_cores(share: int, count: int, nodes: Path = Path("/sys/devices/system/node")) -> set[int]:
+    """The cores of a share of this machine, of one NUMA node if they fit.
 
     Args:
         share: Index of the share.
         count: Number of cores of each share.
-        folder: The folder in which the system lists NUMA nodes.
+        nodes: The folder in which the system lists NUMA nodes.
 
     Raises:
         ValueError: There are not so many cores.
@@ -137,7 +138,7 @@ def cores_of(share: int, count: int, folder: Path = Path("/sys/devices/system/no
     usable = os.sched_getaffinity(0)
     shares: list[list[int]] = []
     over: list[int] = []
-    for cores in _numa_nodes(folder) or [usable]:
+    for cores in _numa_nodes(nodes) or [usable]:
         mine = sorted(cores & usable)
         while len(mine) >= count:
             shares.append(mine[:count])
@@ -146,7 +147,7 @@ def cores_of(share: int, count: int, folder: Path = Path("/sys/devices/system/no
     shares += [over[i : i + count] for i in range(0, len(over), count)]
     if share >= len(shares) or len(shares[share]) < count:
         raise ValueError(
-            f"pin_runners: {count} cores for share {share} of this node are wanted, which has "
+            f"pin_runners: there are no {count} cores for share {share} of this node, which has "
             f"{len(usable)} usable ones"
         )
     return set(shares[share])
@@ -164,7 +165,7 @@ def _numa_nodes(folder: Path) -> list[set[int]]:
 
 
 class Runner:
-    """Envs and a policy that make one fragment after the other, on whatever node they are."""
+    """Envs and a policy on a node, which make one fragment after the other."""
 
     def __init__(
         self,
@@ -187,13 +188,13 @@ class Runner:
                 share: the runner is bound to these. None: it is not bound.
 
         Raises:
-            TypeError: What was made is no ShmVectorEnv, or no policy; its values are no arrays.
-            ValueError: Episodes that are over are not reset (AutoresetMode.DISABLED).
-            Exception: What the functions raise, or what unpickling them raises.
+            TypeError: A function returns no ShmVectorEnv, or no policy; extras are no arrays.
+            ValueError: The autoreset mode is DISABLED.
+            Exception: A function, or unpickling it, has raised it.
         """
         if share is not None:
-            os.sched_setaffinity(0, cores_of(*share))
-        makers = opened("make_envs", make_envs), opened("make_policy", make_policy)
+            os.sched_setaffinity(0, share_cores(*share))
+        makers = unpickle("make_envs", make_envs), unpickle("make_policy", make_policy)
         self._length, self._number, self._seed = length, number, seed
         self._version = self._index = 0
         envs = makers[0]()
@@ -210,17 +211,17 @@ class Runner:
                     f"returned {policy!r}"
                 )
             self._policy = policy
-            # Lockstep, in which the policy's batches do not depend on timing.
+            # In lockstep the policy's batches do not depend on timing.
             self._pipeline = Pipeline(envs, policy, groups=1)
             self._pipeline.reset(seed=[seed + env for env in range(envs.num_envs)])
         except BaseException:
             envs.close()
             raise
 
-    def report(self) -> Report:
+    def report(self) -> RunnerReport:
         """Describes the envs to the learner."""
         envs = self._envs
-        return Report(
+        return RunnerReport(
             (envs.single_observation_space, envs.single_action_space),
             callable(getattr(self._policy, "set_weights", None)),
         )
@@ -230,34 +231,34 @@ class Runner:
 
         Args:
             version: The version of the weights to use.
-            weights: The weights, if the last fragment was made with other ones.
+            weights: The weights, if the last fragment was made with others.
 
         Returns:
             The fragment. Its arrays are shared memory, which the fragment after the next one
             overwrites.
 
         Raises:
-            Exception: What the envs and the policy raise.
+            Exception: An env or the policy has raised it.
         """
         begin = time.perf_counter()
         index, self._index = self._index, self._index + 1  # an interrupted call leaves a gap
         if version != self._version:
             self._policy.set_weights(weights)
             self._version = version
-        made, mode = self._pipeline.collect(self._length), self._envs.autoreset_mode
+        rollout, mode = self._pipeline.collect(self._length), self._envs.autoreset_mode
         return Fragment(
-            made.observations,
-            made.actions,
-            made.rewards,
-            made.terminations,
-            made.truncations,
-            made.infos[1:],
-            made.extras,
+            rollout.observations,
+            rollout.actions,
+            rollout.rewards,
+            rollout.terminations,
+            rollout.truncations,
+            rollout.infos[1:],
+            rollout.extras,
             runner=self._number,
             index=index,
             seed=self._seed,
             version=self._version,
-            steps=int(np.count_nonzero(made.valid)),
+            steps=int(np.count_nonzero(rollout.valid)),
             seconds=time.perf_counter() - begin,
             autoreset_mode=mode,
         )

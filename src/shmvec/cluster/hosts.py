@@ -1,4 +1,4 @@
-"""Hosts: each holds the envs of one node, and takes and answers requests in one message."""
+"""``Host``: steps the envs of one node; requests and answers are one message each."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from shmvec.cluster.fragments import opened
-from shmvec.cluster.hirings import CLOSE_S
-from shmvec.spaces import batched
+from shmvec.cluster.actor_pool import CLOSE_TIMEOUT_S
+from shmvec.cluster.fragments import unpickle
+from shmvec.spaces import batched, refuse_reward_space
 from shmvec.vector_env import ShmVectorEnv, StepResults
 
-__all__ = ["Answer", "Ask", "Host", "Hosted", "together"]
+__all__ = ["Answer", "Host", "HostReport", "Request", "gather_answers"]
 
 
-class Ask(NamedTuple):
+class Request(NamedTuple):
     """A request to an env of a host: to step, or to reset.
 
     Attributes:
-        env: The env's index in the whole vector env, as in all messages here.
+        env: The env's index in the whole vector env.
         is_reset: Whether the request is a reset.
         action: The action of a step.
         seed: The seed of a reset.
@@ -38,7 +38,7 @@ class Ask(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An env's answer to a request; to a reset, with reward 0."""
+    """An env's answer to a request; after a reset the reward is 0."""
 
     env: int
     observation: Any
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Hosted:
+class HostReport:
     """A host's description of its envs."""
 
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
@@ -68,35 +68,41 @@ class Host:
             envs: Indices of this host's envs.
             options: Options of ``ShmVectorEnv``.
         """
-        functions = opened("env_fns", env_fns)[envs.start : envs.stop]
-        self._first = envs.start
+        functions = unpickle("env_fns", env_fns)[envs.start : envs.stop]
+        self._first_env = envs.start
         self._envs = ShmVectorEnv(functions, **options)
+        try:
+            refuse_reward_space(self._envs.reward_space, "a ClusterVectorEnv")
+        except BaseException:
+            self.close()
+            raise
 
-    def report(self) -> Hosted:
+    def report(self) -> HostReport:
         """Describes the envs to the vector env."""
         envs = self._envs
         spaces = envs.single_observation_space, envs.single_action_space
-        return Hosted(spaces, envs.metadata, envs.render_mode)
+        return HostReport(spaces, envs.metadata, envs.render_mode)
 
-    def begin(self, asks: Sequence[Ask]) -> None:
+    def send(self, requests: Sequence[Request]) -> None:
         """Asks envs, and does not wait."""
-        envs, first = self._envs, self._first
-        steps = [ask for ask in asks if not ask.is_reset]
-        resets = [ask for ask in asks if ask.is_reset]
+        envs, first = self._envs, self._first_env
+        steps = [request for request in requests if not request.is_reset]
+        resets = [request for request in requests if request.is_reset]
         if steps:
-            actions = batched(envs.single_action_space, [ask.action for ask in steps])
-            envs.send(actions, [ask.env - first for ask in steps])
+            actions = batched(envs.single_action_space, [request.action for request in steps])
+            envs.send(actions, [request.env - first for request in steps])
         if resets:
-            each = [ask.env - first for ask in resets]
-            envs.async_reset([ask.seed for ask in resets], [ask.options for ask in resets], each)
+            chosen = [each.env - first for each in resets]
+            seeds, options = [each.seed for each in resets], [each.options for each in resets]
+            envs.async_reset(seeds, options, chosen)
 
-    def turn(self, asks: Sequence[Ask], least: int) -> list[Answer]:
-        """Asks envs; waits until ``least`` of all envs in flight are ready, and takes all ready."""
-        self.begin(asks)
+    def send_and_receive(self, requests: Sequence[Request], least: int) -> list[Answer]:
+        """Asks envs; waits until ``least`` envs in flight are ready, and returns all answers."""
+        self.send(requests)
         exchange, space = self._envs.exchange, self._envs.single_observation_space
         exchange.recycle()
-        taken = exchange.delivered(exchange.take(count=self._envs.num_envs, least=least))
-        return [Answer(env + self._first, *results) for env, *results in taken.by_env(space)]
+        answers = exchange.delivered(exchange.take(count=self._envs.num_envs, least=least))
+        return [Answer(env + self._first_env, *results) for env, *results in answers.by_env(space)]
 
     def call(self, name: str, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of each env, or gets an attribute."""
@@ -108,10 +114,10 @@ class Host:
 
     def close(self) -> None:
         """Closes the envs; those that hang are ended."""
-        self._envs.close(timeout=CLOSE_S)
+        self._envs.close(timeout=CLOSE_TIMEOUT_S)
 
 
-def together(
+def gather_answers(
     space: gym.Space[Any], answers: Sequence[Answer], num_envs: int | None = None
 ) -> StepResults:
     """Gathers answers, in their order, into the results of a step.
@@ -137,7 +143,7 @@ def together(
 
 
 class _Gatherer(VectorEnv[Any, Any, Any]):
-    """Gathers infos as Gymnasium's ``VectorEnv`` with ``num_envs`` envs does."""
+    """Gathers infos by Gymnasium's own method."""
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs

@@ -1,4 +1,4 @@
-"""``ClusterVectorEnv``: Gymnasium's ``VectorEnv``, with envs on several nodes, for slow envs."""
+"""``ClusterVectorEnv``: Gymnasium's ``VectorEnv`` on several nodes, for slow envs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from shmvec._arguments import (
     checked_count,
     checked_env_fns,
     existing_env_ids,
-    one_each,
     reset_arguments,
+    values_by_env,
 )
 from shmvec._options import takes_options
-from shmvec.cluster.crew import Lost
-from shmvec.cluster.fragments import pickled
-from shmvec.cluster.hirings import Hiring, Hirings
-from shmvec.cluster.hosts import Answer, Ask, Host, Hosted, together
+from shmvec.cluster.actor_pool import ActorPool, Place
+from shmvec.cluster.backend import ActorLostError
+from shmvec.cluster.fragments import pickle_object
+from shmvec.cluster.hosts import Answer, Host, HostReport, Request, gather_answers
 from shmvec.exchange import (
     ActionRows,
     Autoreset,
@@ -48,33 +48,33 @@ __all__ = ["ClusterVectorEnv"]
 
 
 @dataclass(eq=False)
-class _Host(Hiring):
+class _HostPlace(Place):
     """The vector env's record of a host."""
 
     envs: range = range(0)
-    asks: list[Ask] = field(default_factory=list)  # requests that are not sent yet
-    in_flight: int = 0  # number of envs that were sent a request, and have not answered
-    awaited: bool = False  # whether it was asked for answers, and has not answered
+    queue: list[Request] = field(default_factory=list)  # unsent requests
+    in_flight: int = 0  # number of envs with a request that was sent and is not answered
+    awaited: bool = False  # whether answers were asked for, and have not come
 
 
 @dataclass
-class _Env:
+class _EnvRecord:
     """The vector env's record of an env."""
 
-    asked: Ask | None = None  # its request in flight
-    seed: int | None = None  # the last seed that it was given
+    request: Request | None = None  # its request in flight
+    seed: int | None = None  # its last seed
     observation: Any = None  # its last observation
     over: bool = False  # whether its episode is over
-    fresh: bool = False  # whether it was built anew, and has not been reset since
-    fault: dict[str, Any] | None = None  # the fault that its next step reports
+    fresh: bool = False  # whether it was rebuilt, and not reset since
+    fault: dict[str, Any] | None = None  # its next step reports this
 
 
 class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     """Steps envs on all nodes of a cluster: for envs of 10 ms a step and more.
 
-    Each node holds some of the envs, in a :class:`shmvec.ShmVectorEnv` over its cores. A batch
-    costs one message to each node and one back, some milliseconds: where envs are faster, let a
-    :class:`Collector` step them beside a policy. Results are those of ``ShmVectorEnv``.
+    Each node has some of the envs, in a :class:`shmvec.ShmVectorEnv` over its cores. A batch costs
+    a message to each node and one back, some milliseconds. For faster envs use a
+    :class:`Collector`. Results are those of ``ShmVectorEnv``.
 
     Attributes:
         num_envs: Number of envs.
@@ -91,13 +91,13 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         >>> envs.close()
     """
 
-    _hirings: Hirings[_Host]
+    _pool: ActorPool[_HostPlace]
 
     @takes_options(
         "autoreset_mode",
         "copy",
         "faults",
-        because="results are copies, and nothing is reset within a step",
+        reason="results are copies, and nothing is reset within a step",
     )
     def __init__(
         self,
@@ -117,12 +117,12 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
         Args:
             env_fns: One function for each env; neighbours share a node.
-            batch_size: Number of envs that ``recv`` returns, those that are ready first; ``step``
-                and ``reset``, too. None: all.
+            batch_size: Number of envs that ``recv``, ``step`` and ``reset`` return: those that are
+                ready first. None: all.
             autoreset_mode: NEXT_STEP or DISABLED, as for ``ShmVectorEnv``.
-            faults: The policy for faults of workers; with ``on_crash="restart"`` the envs of a node
-                that is lost are built anew where there is room: their next step returns a
-                truncation, with ``infos["fault"]``, and a reset follows.
+            faults: The policy for faults of workers. With ``on_crash="restart"`` the envs of a lost
+                node are rebuilt where there is room: their next step returns a truncation, with
+                ``infos["fault"]``, and a reset follows.
             num_hosts: Number of actors over which the envs are spread. None: one on each node.
             cpus_per_host: CPUs of each actor. None: all of its node; with ``num_hosts``: 1.
             local: Whether all hosts are in this process, without Ray.
@@ -136,7 +136,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             ValueError: An argument is out of range.
             TypeError: The env_fns cannot be pickled; and as ``ShmVectorEnv``.
             RuntimeError: There is no room for the hosts; spaces differ between nodes.
-            Exception: Whatever an env_fn raises; the cause names the node.
+            Exception: An env_fn has raised it; the cause names the node.
         """
         super().__init__()
         self.env_fns = checked_env_fns(env_fns)
@@ -151,43 +151,43 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             num_hosts = checked_count("num_hosts", num_hosts)
         if cpus_per_host is not None and not cpus_per_host > 0:
             raise ValueError(f"cpus_per_host must be positive, got {cpus_per_host}")
-        functions = pickled("env_fns", self.env_fns)
+        functions = pickle_object("env_fns", self.env_fns)
         self._options = {**options, "autoreset_mode": self.autoreset_mode, "faults": faults}
         self.restarts = 0
-        self._envs = [_Env() for _ in range(self.num_envs)]
-        self._answers: deque[Answer] = deque()  # answers that were received and not yet taken
-        self._hirings = Hirings(
-            _Host,
+        self._envs = [_EnvRecord() for _ in range(self.num_envs)]
+        self._answers: deque[Answer] = deque()  # not yet taken
+        self._pool = ActorPool(
+            _HostPlace,
             "host",
             local=local,
             options=actor_options,
             cpus=cpus_per_host,
             timeout=start_timeout,
         )
-        self._functions = self._hirings.crew.put(functions)
+        self._pickled_env_fns = self._pool.backend.put(functions)
         try:
             self._start(num_hosts)
         except BaseException:
-            self._end()
+            self._shut_down()
             raise
 
     # ---- hosts -------------------------------------------------------------------------------
 
     def _start(self, num_hosts: int | None) -> None:
-        """Starts the hosts; where a node is left out, spreads all anew."""
-        hirings = self._hirings
+        """Starts the hosts; spreads the envs anew if a place is removed."""
+        pool = self._pool
         while True:
-            hosts = hirings.anywhere(num_hosts, 1) if num_hosts else hirings.on_nodes()
+            hosts = pool.places_anywhere(num_hosts, 1) if num_hosts else pool.places_on_nodes()
             shares = np.cumsum([0.0, *(host.cpus for host in hosts)])
             bounds = np.rint(shares / shares[-1] * self.num_envs).astype(int).tolist()
             for host, begin, end in zip(hosts, bounds, bounds[1:], strict=False):
                 host.envs = range(begin, end)
-            hirings.places = [host for host in hosts if host.envs]
-            if hirings.start(self._begin_host):
+            pool.places = [host for host in hosts if host.envs]
+            if pool.start_all(self._prepare_host):
                 break
-            hirings.close()
-        hirings.fixed = True
-        first: Hosted = hirings.first
+            pool.close()
+        pool.keeps_places = True
+        first: HostReport = pool.first_report
         self.single_observation_space, self.single_action_space = first.spaces
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -195,22 +195,21 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.render_mode = first.render_mode
         self._actions = ActionRows(self.single_action_space, self.num_envs)
 
-    def _begin_host(self, host: _Host) -> tuple[Any, ...]:
-        """The name and the arguments of another host."""
+    def _prepare_host(self, host: _HostPlace) -> tuple[Any, ...]:
         name = f"host of {envs_in_words(host.envs)} (0 to {len(host.envs) - 1} there)"
-        return name, Host, self._functions, host.envs, self._options
+        return name, Host, self._pickled_env_fns, host.envs, self._options
 
     @property
-    def _hosts(self) -> list[_Host]:
-        return self._hirings.places
+    def _hosts(self) -> list[_HostPlace]:
+        return self._pool.places
 
     @property
     def nodes(self) -> dict[str, list[int]]:
         """The envs of each node, by the node's name."""
-        found: dict[str, list[int]] = {}
+        nodes: dict[str, list[int]] = {}
         for host in self._hosts:
-            found.setdefault(host.where, []).extend(host.envs)
-        return found
+            nodes.setdefault(host.node_name, []).extend(host.envs)
+        return nodes
 
     # ---- Gymnasium's contract ----------------------------------------------------------------
 
@@ -224,16 +223,16 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             options: As for ``ShmVectorEnv.reset``.
 
         Returns:
-            Observations and infos; with ``batch_size``, those of the envs that are ready first.
+            Observations and infos; with ``batch_size``, of the envs that are ready first.
 
         Raises:
             Exception: As ``ShmVectorEnv``.
         """
-        count = self._resets(seed, options)
+        count = self._queue_resets(seed, options)
         if self.batch_size is not None:
             observations, *_, infos = self.recv()
             return observations, infos
-        infos = self._all(count)[-1]
+        infos = self._take_in_order(count)[-1]
         space = self.single_observation_space
         empty: Any = create_empty_array(space, self.num_envs)
         return concatenate(space, [env.observation for env in self._envs], empty), infos
@@ -250,16 +249,16 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             AlreadyPendingCallError: Envs are in flight.
             ValueError: Seeds, options or mask are wrong.
         """
-        count = self._resets(seed, options)
+        count = self._queue_resets(seed, options)
         self._send()
         return count
 
-    def _resets(self, seed: int | Sequence[int | None] | None, options: Options) -> int:
-        """Queues resets, which ``_send`` sends; returns how many."""
+    def _queue_resets(self, seed: int | Sequence[int | None] | None, options: Options) -> int:
+        """Queues resets for ``_send``; returns their number."""
         self._check_idle()
         envs, seeds, each = reset_arguments(self.num_envs, seed, options)
         none = [None] * len(envs)
-        with self._whole():
+        with self._closing_on_error():
             for arguments in zip(envs.tolist(), seeds or none, each or none, strict=True):
                 self._reset_env(*arguments)
         return len(envs)
@@ -268,15 +267,15 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Steps all envs, in parallel; with ``batch_size`` or ``env_id`` as ``send`` and ``recv``.
 
         Raises:
-            Exception: As ``ShmVectorEnv``; what an env raises closes all.
+            Exception: As ``ShmVectorEnv``; an exception of an env closes all envs.
         """
         if env_id is not None or self.batch_size is not None:
             envs = existing_env_ids(env_id, self.num_envs)
-            self._steps(actions, envs)
-            return self._recv(self.batch_size or len(envs))
+            self._queue_steps(actions, envs)
+            return self._take_batch(self.batch_size or len(envs))
         self._check_idle()
-        self._steps(actions, None)
-        return self._all(self.num_envs)
+        self._queue_steps(actions, None)
+        return self._take_in_order(self.num_envs)
 
     def send(self, actions: Any, env_id: npt.ArrayLike | None = None) -> None:
         """Starts to step some envs; :meth:`recv` returns those that are ready first.
@@ -286,46 +285,45 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 is wrong. Nothing was sent.
             TypeError: The dtype of the actions is wrong. Nothing was sent.
         """
-        self._steps(actions, env_id)
+        self._queue_steps(actions, env_id)
         self._send()
 
-    def _steps(self, actions: Any, env_id: npt.ArrayLike | None) -> None:
-        """Queues steps, which ``_send`` sends."""
+    def _queue_steps(self, actions: Any, env_id: npt.ArrayLike | None) -> None:
         self._check_open()
         envs = existing_env_ids(env_id, self.num_envs)
-        given = self._actions.of(envs, actions)
-        pending = [env for env in envs.tolist() if self._envs[env].asked is not None]
+        rows = self._actions.of(envs, actions)
+        pending = [env for env in envs.tolist() if self._envs[env].request is not None]
         if pending:
-            raise ValueError(f"envs {pending} have been asked already: take their results first")
-        with self._whole():
-            for index, action in zip(envs.tolist(), given, strict=True):
+            raise ValueError(f"envs {pending} are in flight: take their results, with recv, first")
+        with self._closing_on_error():
+            for index, action in zip(envs.tolist(), rows, strict=True):
                 env = self._envs[index]
                 if env.fault is not None:
-                    self._cut(index, env.fault)
+                    self._truncate(index, env.fault)
                     env.fault = None
                 elif env.fresh and self._autoreset.in_next_step:
                     self._reset_env(index, restart_seed(env.seed, self.restarts), None)
                 else:
-                    self._ask(Ask(index, False, action))
+                    self._enqueue(Request(index, False, action))
 
     def recv(self) -> StepResults:
-        """Waits for a batch of envs, those that were ready first; see ``ShmVectorEnv.recv``.
+        """Waits for a batch of the envs that are ready first; see ``ShmVectorEnv.recv``.
 
         Raises:
             NoAsyncCallError: Fewer envs are in flight.
             Exception: As :meth:`step`.
         """
-        return self._recv(self.batch_size or self.num_envs)
+        return self._take_batch(self.batch_size or self.num_envs)
 
-    def _recv(self, count: int) -> StepResults:
-        answers = self._taken(count, 1)
-        results = together(self.single_observation_space, answers)
+    def _take_batch(self, count: int) -> StepResults:
+        answers = self._take_answers(count, 1)
+        results = gather_answers(self.single_observation_space, answers)
         results[-1]["env_id"] = np.array([answer.env for answer in answers])
         return results
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of every env, in parallel, or gets an attribute."""
-        results = self._command("call", [(name, args, kwargs)] * len(self._hosts))
+        results = self._call_hosts("call", [(name, args, kwargs)] * len(self._hosts))
         return tuple(value for part in results for value in part)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -334,9 +332,9 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def set_attr(self, name: str, values: Any) -> None:
         """Sets an attribute of every env: a list or tuple has one value for each."""
-        each = one_each(values, range(self.num_envs))
-        parts = [(name, [each[env] for env in host.envs]) for host in self._hosts]
-        self._command("set_attr", parts)
+        value_of_env = values_by_env(values, range(self.num_envs))
+        parts = [(name, [value_of_env[env] for env in host.envs]) for host in self._hosts]
+        self._call_hosts("set_attr", parts)
 
     def render(self) -> tuple[Any, ...]:
         """Renders every env; returns their frames."""
@@ -350,91 +348,92 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _check_idle(self) -> None:
         self._check_open()
-        if self._answers or self._num_asked():
+        if self._answers or self._num_in_flight():
             raise AlreadyPendingCallError(
-                "envs are in flight: take the results of all that were asked, with recv, first",
+                "envs are in flight: take all their results, with recv, first",
                 "recv",
             )
 
-    def _host_of(self, env: int) -> _Host:
+    def _host_of(self, env: int) -> _HostPlace:
         return next(host for host in self._hosts if env in host.envs)
 
-    def _num_asked(self) -> int:
-        return sum(env.asked is not None for env in self._envs)
+    def _num_in_flight(self) -> int:
+        return sum(env.request is not None for env in self._envs)
 
     def _reset_env(self, index: int, seed: int | None, options: Any) -> None:
         env = self._envs[index]
         env.fault = None
         if seed is not None:
             env.seed = seed
-        self._ask(Ask(index, True, seed=seed, options=options))
+        self._enqueue(Request(index, True, seed=seed, options=options))
 
-    def _ask(self, ask: Ask) -> None:
-        self._envs[ask.env].asked = ask
-        self._host_of(ask.env).asks.append(ask)
+    def _enqueue(self, request: Request) -> None:
+        self._envs[request.env].request = request
+        self._host_of(request.env).queue.append(request)
 
     def _send(self, least: int | None = None) -> None:
-        """Sends queued requests to hosts, in one message each; busy ones get theirs later.
+        """Sends queued requests to hosts, in one message each; busy hosts get theirs later.
 
         Args:
-            least: Number of answers that each is asked for. None: they are not asked for answers.
+            least: Number of answers to ask each host for. None: do not ask for answers.
         """
-        with self._whole():
+        with self._closing_on_error():
             for host in self._hosts:
-                wanted = host.asks or (least is not None and host.in_flight)
+                wanted = host.queue or (least is not None and host.in_flight)
                 if host.report is None or host.awaited or not wanted:
                     continue
-                asks, host.asks = host.asks, []
-                host.in_flight += len(asks)
+                requests, host.queue = host.queue, []
+                host.in_flight += len(requests)
                 if least is None:
-                    self._hirings.ask(host, "begin", asks)
+                    self._pool.ask(host, "send", requests)
                 else:
                     host.awaited = True
-                    self._hirings.ask(host, "turn", asks, min(least, host.in_flight))
+                    self._pool.ask(host, "send_and_receive", requests, min(least, host.in_flight))
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Closes the vector env if the block raises, because its records may be wrong then."""
+    def _closing_on_error(self) -> Iterator[None]:
+        """Closes the vector env if the block raises: its records may be wrong then."""
         try:
             yield
         except BaseException:
-            self._end()
+            self._shut_down()
             raise
 
-    def _taken(self, count: int, least: int) -> list[Answer]:
-        """Takes ``count`` answers, those that have come first."""
+    def _take_answers(self, count: int, least: int) -> list[Answer]:
         self._check_open()
-        known = len(self._answers) + self._num_asked()
-        if known < count:
-            raise NoAsyncCallError(f"{count} envs are waited for, and {known} were asked", "recv")
+        available = len(self._answers) + self._num_in_flight()
+        if available < count:
+            message = f"cannot wait for {count} envs: only {available} were asked"
+            raise NoAsyncCallError(message, "recv")
         while len(self._answers) < count:
             self._wait(least)
         return [self._answers.popleft() for _ in range(count)]
 
-    def _all(self, count: int) -> StepResults:
+    def _take_in_order(self, count: int) -> StepResults:
         """Takes ``count`` answers, ordered by env; infos have rows for all envs."""
-        answers = sorted(self._taken(count, self.num_envs), key=lambda answer: answer.env)
-        return together(self.single_observation_space, answers, self.num_envs)
+        answers = sorted(self._take_answers(count, self.num_envs), key=lambda answer: answer.env)
+        return gather_answers(self.single_observation_space, answers, self.num_envs)
 
     def _wait(self, least: int) -> None:
-        """Waits for a slice of time for answers; Ctrl-C meanwhile loses nothing."""
+        """Waits a slice of time for answers; Ctrl-C meanwhile loses nothing."""
         self._send(least)
         try:
-            answered = self._hirings.wait([host for host in self._hosts if host.calls])
+            answered = self._pool.wait([host for host in self._hosts if host.calls])
         except Exception:
-            self._end()
+            self._check_open()  # it may have been closed meanwhile, which ends the hosts
+            self._shut_down()
             raise
-        with self._whole():
+        with self._closing_on_error():
             for host in answered:
-                self._note(host)
+                self._receive(host)
 
-    def _note(self, host: _Host) -> None:
-        """Receives a host's answers, or its word that it has started or begun."""
+    def _receive(self, host: _HostPlace) -> None:
+        """Receives a host's answers, its report, or the result of ``send``."""
         has_started = host.report is not None
         try:
-            answers: list[Answer] | None = self._hirings.take(host)
-        except Lost as error:
-            self._lose(host, error)
+            answers: list[Answer] | None = self._pool.take(host)
+        except ActorLostError as error:
+            self._replace_host(host, error)
             return
         if not has_started or answers is None:
             return
@@ -442,33 +441,33 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         host.in_flight -= len(answers)
         for answer in answers:
             env = self._envs[answer.env]
-            if env.asked is not None and env.asked.is_reset:
+            if env.request is not None and env.request.is_reset:
                 env.fresh = False
-            env.asked, env.observation = None, answer.observation
+            env.request, env.observation = None, answer.observation
             env.over = answer.terminated or answer.truncated
         self._answers += answers
 
-    def _command(self, method: str, arguments: Sequence[Iterable[Any]]) -> list[Any]:
+    def _call_hosts(self, method: str, arguments: Sequence[Iterable[Any]]) -> list[Any]:
         self._check_idle()
         while any(host.report is None for host in self._hosts):
             self._wait(1)  # until lost hosts are replaced
         results: list[Any] = []
-        failures: list[tuple[_Host, Exception]] = []
+        failures: list[tuple[_HostPlace, Exception]] = []
         try:
             for host, args in zip(self._hosts, arguments, strict=True):
-                self._hirings.ask(host, method, *args)
+                self._pool.ask(host, method, *args)
             for host in self._hosts:
                 try:
-                    results.append(self._hirings.take(host))
-                except Exception as error:  # the calls of others are made, too
+                    results.append(self._pool.take(host))
+                except Exception as error:  # the calls of the other hosts are made, too
                     failures.append((host, error))
         finally:
             for host in self._hosts:
                 host.calls.clear()
         for host, failure in failures:
-            if isinstance(failure, Lost):
-                with self._whole():
-                    self._lose(host, failure)
+            if isinstance(failure, ActorLostError):
+                with self._closing_on_error():
+                    self._replace_host(host, failure)
                 raise WorkerCrashError(
                     f"the node of {envs_in_words(host.envs)} was lost in {method!r}: {failure}"
                 ) from failure
@@ -477,11 +476,11 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     # ---- losses ------------------------------------------------------------------------------
 
-    def _lose(self, host: _Host, why: Exception) -> None:
-        """Handles the loss of a host: replaces it, and truncates the episodes of its envs."""
-        message = f"node {host.where} was lost: {why}"
+    def _replace_host(self, host: _HostPlace, why: Exception) -> None:
+        """Replaces a lost host, and truncates the episodes of its envs."""
+        message = f"node {host.node_name} was lost: {why}"
         host.node = None  # anywhere
-        self._hirings.lose(host, why)
+        self._pool.drop_lost(host, why)
         if self.faults.on_crash != "restart":
             raise WorkerCrashError(
                 f"{message}. faults=FaultPolicy(on_crash='restart') goes on without it"
@@ -489,33 +488,35 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.restarts += 1
         if self.restarts > self.faults.max_restarts:
             raise TooManyFaultsError(
-                f"{message}; that was once more than the {self.faults.max_restarts} times that the "
-                "FaultPolicy allows"
+                f"{message}; the FaultPolicy allows {self.faults.max_restarts} restarts, and all "
+                "are used up"
             ) from why
         host.awaited, host.in_flight = False, 0
-        self._hirings.fill(self._begin_host)
-        unsent = {ask.env for ask in host.asks}
-        host.asks.clear()
+        self._pool.start_missing(self._prepare_host)
+        unsent = {request.env for request in host.queue}
+        host.queue.clear()
         info = {"type": "NodeLost", "message": message, "restarts": self.restarts, "stderr": ""}
         for number in host.envs:
             env = self._envs[number]
-            had_begun = not env.fresh and env.observation is not None
+            was_in_episode = not env.fresh and env.observation is not None
             env.fresh = True
-            ask = env.asked
-            if ask is None:
-                if had_begun and not env.over:
+            request = env.request
+            if request is None:
+                if was_in_episode and not env.over:
                     env.fault = info
-            elif ask.is_reset:
-                seed = ask.seed if number in unsent else restart_seed(ask.seed, self.restarts)
-                self._ask(Ask(number, True, seed=seed, options=ask.options))
+            elif request.is_reset:
+                seed = (
+                    request.seed if number in unsent else restart_seed(request.seed, self.restarts)
+                )
+                self._enqueue(Request(number, True, seed=seed, options=request.options))
             elif env.over and self._autoreset.in_next_step:
                 self._reset_env(number, restart_seed(env.seed, self.restarts), None)
             else:
-                env.asked = None
-                self._cut(number, info)
+                env.request = None
+                self._truncate(number, info)
 
-    def _cut(self, index: int, info: dict[str, Any]) -> None:
-        """Answers for an env with a truncation, in place of its lost results."""
+    def _truncate(self, index: int, info: dict[str, Any]) -> None:
+        """Answers for an env with a truncation, in place of lost results."""
         env = self._envs[index]
         env.over = True
         self._answers.append(Answer(index, env.observation, 0.0, False, True, {"fault": info}))
@@ -526,13 +527,13 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Closes the envs, and ends the hosts.
 
         Raises:
-            Exception: What an env's ``close`` raises, after all have ended.
+            Exception: An env's ``close`` has raised it; all have ended.
         """
-        failures = self._end()
+        failures = self._shut_down()
         if failures:
             raise failures[0]
 
-    def _end(self) -> list[Exception]:
-        """Ends the hosts; returns what those raised that closed their envs in time."""
+    def _shut_down(self) -> list[Exception]:
+        """Ends the hosts; returns the exceptions of closing their envs."""
         self.closed = True
-        return self._hirings.close() if hasattr(self, "_hirings") else []  # an option was refused
+        return self._pool.close() if hasattr(self, "_pool") else []  # an option was refused

@@ -19,9 +19,9 @@ from gymnasium.vector import VectorEnv
 from shmvec._arguments import checked_count, checked_int, checked_seconds
 from shmvec._cores import usable_cores
 from shmvec._hints import refuse_unknown
-from shmvec._options import OPTIONS, AtMost, with_faults
+from shmvec._options import OPTIONS, Fallback, MaxWorkers
 from shmvec._policy import Policy, as_policy, check_policy
-from shmvec.evaluation.episodes import Episode, drawn_seeds, recorded
+from shmvec.evaluation.episodes import Episode, draw_seeds, record_videos
 from shmvec.evaluation.nodes import play_on_nodes
 from shmvec.evaluation.player import Player
 from shmvec.evaluation.pools import Plan, Pool, seconds_until
@@ -32,6 +32,7 @@ from shmvec.evaluation.suites import evaluate_suite
 from shmvec.evaluation.tasks import Suite, Task, env_fn_of, is_suite
 from shmvec.exchange import Autoreset, AutoresetMode
 from shmvec.faults import FaultPolicy, RemoteTraceback, add_note
+from shmvec.spaces import refuse_reward_space
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["evaluate", "num_episodes"]
@@ -41,11 +42,11 @@ Envs: TypeAlias = (
     "Sequence[Callable[[], gym.Env[Any, Any]]] | ShmVectorEnv"
 )
 
-_EPISODES = 100
-_CLOSE_S = 5.0  # for envs to close that may be in the middle of a step
+_DEFAULT_EPISODES = 100
+_CLOSE_TIMEOUT_S = 5.0  # for envs to close that may be in the middle of a step
 
 
-# A text is an id here, of one env: that it may be a pattern for several no type says.
+# A text is an id of one env here: types cannot tell it from a pattern for several.
 @overload
 def evaluate(envs: Envs, policy: Any, episodes: int | None = ..., **options: Any) -> Evaluation: ...
 
@@ -69,7 +70,7 @@ def evaluate(
     info_keys: Collection[str] = (),
     time_limit: float | None = None,
     hard_time_limit: float | None = None,
-    progress: bool | Callable[[Episode], object] = False,
+    progress: bool | Callable[..., object] = False,
     video_folder: str | os.PathLike[str] | None = None,
     video_episodes: Collection[int] = (0,),
     cluster: bool = False,
@@ -84,86 +85,93 @@ def evaluate(
 ) -> Evaluation | SuiteEvaluation:
     """Plays episodes with a policy, in parallel, each of them exactly once.
 
-    Each episode is a seed and options, with which its env is reset. An env whose episode is over
-    takes the next one at once, and stands still when none is left: no step is wasted, and short
-    episodes do not count for more than long ones. While the policy computes for the envs that are
-    ready, the others step.
+    An episode has a seed and options, with which its env is reset. An env whose episode is over
+    begins the next one at once, and stops when none is left: no step is wasted, and short episodes
+    do not count more than long ones. While the policy computes for the envs that are ready, the
+    others step.
 
-    The result does not depend on the numbers of envs and workers, on their speed, or on faults: it
-    is, bit for bit, that of playing one episode after the other, if the policy's action for one
-    observation does not depend on the others in its batch, and if an env's randomness is its own.
-    An episode that is interrupted (its worker was killed) is repeated from its seed.
+    The result does not depend on the numbers of envs and workers, on their speed, or on faults. It
+    is, bit for bit, that of playing one episode after the other, if the policy's action for an
+    observation does not depend on the rest of its batch, and if each env has its own random numbers
+    that follow from its seed. An episode that is interrupted because its worker dies is repeated
+    from its seed.
 
-    Of a suite of tasks, each plays so many episodes, in envs that have processes of their own and
-    are started when their turn comes. An env that cannot be built, crashes, raises or hangs ends
-    nothing but itself. docs/suites.md.
+    In a suite of tasks, each task plays this number of episodes, in envs that have their own
+    processes and are started when it is their turn. An env that cannot be built, crashes, raises or
+    hangs does not affect the others. docs/suites.md.
 
     Args:
         envs: An id of Gymnasium's registry, "module:Env-v0" to import a module first, or a spec;
             "module:function" or "path/file.py:function"; a function that makes an env; a list of
-            such functions, one for each env, of which any may play any episode; or a
+            such functions, one for each env, each of which may play any episode; or a
             :class:`shmvec.ShmVectorEnv`, which is not closed, and whose envs must be reset before
-            they are used again. Answers that an earlier, interrupted call has left are waited for
-            first. A suite is a dict, from names to such texts or functions or :class:`shmvec.Task`;
+            they are used again. If an earlier call was interrupted, its answers are waited for
+            first. A suite is a dict from names to such texts, functions or :class:`shmvec.Task`;
             a list of ids; or a pattern for ids, as ``ALE/*-v5``.
         policy: ``policy(observations, env_ids)`` returns an action for each observation, batched
-            as ``action_space`` says. ``env_ids``, int64 ``(n,)``, says where they come from. If it
-            has a method ``reset(env_ids)``, that is called before it is asked about the first
+            as ``action_space`` says. ``env_ids``, int64 ``(n,)``, are the envs of the observations.
+            If the policy has a method ``reset(env_ids)``, that is called before it gets the first
             observations of episodes in these envs. If ``reset`` takes ``seeds=``, it gets a number
-            below 2**32 for each, which follows from the episode's seed: a policy that samples makes
-            ``default_rng(seed)`` of it for each env. Of a suite, if the policy takes ``task=``, it
-            gets the task of each row: a list of :class:`shmvec.Task`; so does its ``reset``. Or a
-            model with ``predict(observations)``, as Stable-Baselines3's, without a state;
-            ``deterministic=True`` is given to it, if it takes that.
-        episodes: Number of episodes; of a suite, for each task. None: as many as the lists
-            ``seeds`` or ``options`` have, else 100.
-        num_envs: Number of envs, at most one for each episode. None: two for each core, or for each
-            worker if ``num_workers`` is given.
+            below 2**32 for each env, which follows from the episode's seed: a policy that samples
+            makes a ``default_rng(seed)`` of it for each env. In a suite, a policy that takes
+            ``task=`` gets the task of each row, a list of :class:`shmvec.Task`; so does its
+            ``reset``. Instead of a policy, a model with ``predict(observations)``, as
+            Stable-Baselines3's, without a state; if ``predict`` takes ``deterministic=``, it gets
+            True.
+        episodes: Number of episodes; in a suite, of each task. None: the length of the list
+            ``seeds`` or ``options``, else 100.
+        num_envs: Number of envs, at most one for each episode. None: two for each core, or two for
+            each worker if ``num_workers`` is given.
         seeds: A number: episode ``i`` gets ``seeds + i``. A list: one for each episode. None: drawn
             from the system's entropy; ``Evaluation.seeds`` has them.
-        options: Options of every episode's reset; of a list, each episode gets its own.
-        batch_size: Number of envs that the policy is asked about at most, while the others step.
-            None: all; with "fixed", half of them.
-        batch: "ready": the policy is asked about those that are ready when it is. "fixed": its
-            batches always have ``batch_size`` rows, for compiled policies, and for kernels whose
-            result depends on the size: missing rows are copies of the first one, with env -1, and
-            their actions are discarded.
-        info_keys: Further keys of an episode's last info that ``Evaluation.infos`` has;
-            ``is_success`` is included where there is one.
-        time_limit: Seconds after which no further episode begins. Those that are under way are
-            played to their end and count, whatever their length.
+        options: Options of all episodes' resets, or a list with those of each episode.
+        batch_size: Largest number of envs in a batch of the policy, while the others step. None:
+            all envs; with "fixed", half of them.
+        batch: "ready": a batch has the envs that are ready. "fixed": batches always have
+            ``batch_size`` rows, for compiled policies, and for kernels whose result depends on the
+            size: missing rows are copies of the first one, with env -1, and their actions are
+            discarded.
+        info_keys: Further keys of an episode's last info that ``Evaluation.infos`` has, besides
+            ``success_key``.
+        time_limit: Seconds after which no episode begins. Those that have begun are played to their
+            end and count, whatever their length.
         hard_time_limit: Seconds after which nothing is waited for, not even an env in the middle
-            of a step. The episodes before the first unfinished one count: so shorter ones are more
-            likely to, and the mean is biased towards them.
-        progress: True: a bar, where tqdm is installed. A function: it is called with each
-            :class:`Episode` when that is over, and, if it takes a second argument, with the seconds
-            that the others take, if they take as long as those that are over have.
-        video_folder: Where videos are written, by Gymnasium's ``RecordVideo``:
+            of a step. Only the episodes before the first unfinished one count; so short ones are
+            more likely to count, and the mean is biased towards them.
+        progress: True: a bar, if tqdm is installed. A function: it is called with each
+            :class:`Episode` that is over. If it takes four arguments, it also gets the number of
+            episodes that are over, the number of all, and an estimate of the seconds left.
+        video_folder: The folder of videos, which Gymnasium's ``RecordVideo`` writes:
             ``evaluation-episode-0.mp4``, ... Needs moviepy, and envs with the render mode
-            ``rgb_array``, which envs made by id have then.
+            ``rgb_array``, which envs made by id get.
         video_episodes: Episodes to record, by number.
-        cluster: Whether to play on all nodes of a cluster of Ray's, each of which has ``num_envs``
-            envs and a copy of the policy; envs and policy must be picklable. The episodes of a node
-            that is lost are played by others. docs/cluster.md.
+        cluster: Whether to play on all nodes of a Ray cluster, each of which has ``num_envs`` envs
+            and a copy of the policy; envs and policy must be picklable. The episodes of a lost node
+            are played by others. docs/cluster.md.
         actor_options: With ``cluster``: options for Ray's actors, ``num_cpus``, ``resources``,
             ``scheduling_strategy`` and ``runtime_env`` for example.
         success_key: The key of last infos that says whether an episode was a success.
-        record: A file to which each episode is appended as it ends, as a line of JSON. A call that
-            finds it there plays what it lacks, and returns what an uninterrupted one would have.
-            With this or an argument below, one env is played as a suite of one task.
-        max_envs: Of a suite: number of envs at a time. None: two for each core.
-        memory: Of a suite: what all envs may use together, as "20 GiB".
-        batch_across_tasks: Of a suite: whether one batch may have envs of several tasks, if their
+        record: A file to which each episode is appended as it ends, as a line of JSON. If the file
+            exists, only the episodes that it lacks are played, and the result is that of an
+            uninterrupted call. With this or an argument below, one env is played as a suite of one
+            task.
+        max_envs: In a suite: number of envs at a time. None: two for each core.
+        memory: In a suite: the memory that all envs may use together, as "20 GiB".
+        batch_across_tasks: In a suite: whether a batch may have envs of several tasks, if their
             spaces are equal. None: it may.
-        retries: Of a suite: how often an episode is repeated whose env has crashed, raised or taken
-            too long, until it counts as failed. None: twice.
+        retries: In a suite: how often an episode is repeated because its env has crashed, raised or
+            taken too long, before it counts as failed. None: twice.
         **vector_options: Arguments of :class:`shmvec.ShmVectorEnv`, ``num_workers`` for example.
-            ``faults`` is, by default, ``FaultPolicy(on_crash="restart")``, where neither
-            ``install`` nor the environment says otherwise. Of a suite: those for one env, where
-            ``step_timeout`` and ``reset_timeout`` (which holds for building an env, too) are 600 s.
+            The default of ``faults`` is ``FaultPolicy(on_crash="restart")``, unless ``install`` or
+            an environment variable sets another one. In a suite they are for one env each, and the
+            defaults of ``step_timeout`` and ``reset_timeout``, which also limits the building of an
+            env, are 600 s.
+
+    Returns:
+        The result; for a suite, a :class:`SuiteEvaluation`.
 
     Raises:
-        ValueError: There are not as many seeds or options as episodes, or an argument is out of
+        ValueError: The number of seeds or options is not that of episodes; an argument is out of
             range; the policy's actions are wrong in number or shape.
         TypeError: The policy cannot be called, or an argument or an action is of a wrong type.
         Exception: Whatever the policy or an env raises.
@@ -184,19 +192,19 @@ def evaluate(
     if isinstance(info_keys, str):
         raise TypeError(f"info_keys must be several, as [{info_keys!r}]")
     keys = dict.fromkeys(info_keys)  # here, so that an error is raised before any work
-    played = _episodes(num_episodes(episodes, seeds, options), seeds, options)
+    schedule = _episodes(num_episodes(episodes, seeds, options), seeds, options)
     limits = {"time_limit": time_limit, "hard_time_limit": hard_time_limit}
     for name, limit in limits.items():
         checked_seconds(name, limit)
-    refuse_gone(vector_options)
+    refuse_removed(vector_options)
     refuse_unknown("evaluate", vector_options, _known_options())
-    of_suites = (record, max_envs, memory, batch_across_tasks, retries)
-    as_suite = isinstance(envs, Task) or any(value is not None for value in of_suites)
+    suite_options = (record, max_envs, memory, batch_across_tasks, retries)
+    as_suite = isinstance(envs, Task) or any(value is not None for value in suite_options)
     if actor_options is not None and not cluster:
         raise ValueError("actor_options are for Ray's actors: they need cluster=True")
     if cluster:
-        absent = {**limits, "video_folder": video_folder}
-        refused = [name for name, value in absent.items() if value is not None]
+        unsupported = {**limits, "video_folder": video_folder}
+        refused = [name for name, value in unsupported.items() if value is not None]
         if refused:
             raise ValueError(f"on a cluster there is no {' and no '.join(refused)}")
         actor_options = actor_options or {}
@@ -207,10 +215,10 @@ def evaluate(
         video_episodes = frozenset(video_episodes)
         if num_envs is not None and max_envs is not None:
             raise ValueError("num_envs and max_envs are the same here: give one of them")
-        options_of_player = {
+        player_options = {
             "max_envs": num_envs if max_envs is None else max_envs,
             "memory": memory,
-            "across": batch_across_tasks is not False,
+            "mix_tasks": batch_across_tasks is not False,
             "batch": batch,
             "batch_size": batch_size,
             "retries": 2 if retries is None else retries,
@@ -219,41 +227,41 @@ def evaluate(
         return evaluate_suite(
             envs,
             policy,
-            played,
+            schedule,
             (success_key, *keys),
-            options_of_player,
-            drawn=seeds is None,
+            player_options,
+            draws_seeds=seeds is None,
             record=record,
             videos=(video_folder, video_episodes),
             ends=ends,
             progress=progress,
             actor_options=actor_options,
         )
-    check_policy(policy, batch, Player.of_calls, Player.of_resets)
-    batches = {"batch": batch, "batch_size": batch_size}
-    chosen = {"num_envs": num_envs, **vector_options}
+    check_policy(policy, batch, Player.call_names, Player.reset_names)
+    batch_options = {"batch": batch, "batch_size": batch_size}
+    env_options = {"num_envs": num_envs, **vector_options}
     recording = None if video_folder is None else (video_folder, video_episodes)
     if isinstance(envs, ShmVectorEnv):
-        given = [name for name, value in chosen.items() if value is not None]
-        given += ["video_folder"] if recording else []
-        if given:
-            raise ValueError(f"of a vector env that exists these cannot be chosen: {given}")
+        refused = [name for name, value in env_options.items() if value is not None]
+        refused += ["video_folder"] if recording else []
+        if refused:
+            raise ValueError(f"these cannot be set for a vector env that exists: {refused}")
         if cluster:
             raise ValueError("a vector env cannot be sent to other nodes: give what makes its envs")
     if actor_options is not None:
-        make = partial(_node, envs, len(played), chosen, batches)
-        report, ended = reporter(progress, len(played))
+        make = partial(_make_node_player, envs, len(schedule), env_options, batch_options)
+        report, close_progress = reporter(progress, len(schedule))
         try:
-            play_on_nodes(make, policy, played, report, actor_options)
+            play_on_nodes(make, policy, schedule, report, actor_options)
         finally:
-            ended()
+            close_progress()
     else:
-        _play_here(envs, chosen, recording, policy, batches, played, progress, ends)
-    return _result(played, keys, begin, success_key)
+        _play_here(envs, env_options, recording, policy, batch_options, schedule, progress, ends)
+    return _result(schedule, keys, begin, success_key)
 
 
-def refuse_gone(options: Collection[str]) -> None:
-    """Raises TypeError if an option is among these that there was."""
+def refuse_removed(options: Collection[str]) -> None:
+    """Raises TypeError if an option is one that was removed."""
     if "gpu_memory" in options:
         raise TypeError(
             "gpu_memory= is gone: it was never tried on a GPU. max_envs= says how many envs there "
@@ -263,81 +271,82 @@ def refuse_gone(options: Collection[str]) -> None:
 
 def _play_here(
     envs: Any,
-    chosen: dict[str, Any],
+    env_options: dict[str, Any],
     recording: Any,
     policy: Policy,
-    batches: dict[str, Any],
+    batch_options: dict[str, Any],
     episodes: Sequence[Episode],
     progress: Any,
     ends: Sequence[float],
 ) -> None:
-    """Plays in a vector env that exists, or in one that is made, and closed."""
+    """Plays in a vector env that exists, or in one that it makes and closes."""
     own: ShmVectorEnv | None = None
-    ended: Callable[[], object] = _nothing
+    close_progress: Callable[[], object] = _do_nothing
     last_start, deadline = ends
     try:
         if isinstance(envs, ShmVectorEnv):
             vector = envs
         else:
-            vector = own = _made(envs, len(episodes), recording, **chosen)
-        player = _player(vector, policy, recording is not None, batches)
+            vector = own = _make_vector_env(envs, len(episodes), recording, **env_options)
+        player = _make_player(vector, policy, recording is not None, batch_options)
         player.add(episodes)
-        report, ended = reporter(progress, len(episodes))
+        report, close_progress = reporter(progress, len(episodes))
         vector.exchange.check_pending("evaluate", alone=True)
         with vector.exchange.lend("evaluate", in_flight=True) as exchange:
             if exchange.discard(seconds_until(deadline)):
                 player.play(report, last_start, deadline)
         if own is not None:
-            _close(own, None if deadline == math.inf else _CLOSE_S, None)
+            _close(own, None if deadline == math.inf else _CLOSE_TIMEOUT_S, None)
     except BaseException as error:
         if own is not None:
-            _close(own, _CLOSE_S, error)
+            _close(own, _CLOSE_TIMEOUT_S, error)
         raise
     finally:
-        ended()
+        close_progress()
 
 
-def _made(
+def _make_vector_env(
     envs: Any, episodes: int, recording: Any = None, num_envs: int | None = None, **options: Any
 ) -> ShmVectorEnv:
-    """A vector env for so many episodes, without autoreset; it counts this machine's cores."""
+    """Makes a vector env for ``episodes`` episodes, without autoreset, for this machine's cores."""
     if options.get("num_workers") is not None:
-        options["num_workers"] = AtMost(options["num_workers"])
+        options["num_workers"] = MaxWorkers(options["num_workers"])
     workers = options.get("num_workers") or usable_cores()
     env_fns = _env_fns(envs, num_envs, 2 * workers, episodes, recording is not None)
     if recording is not None:
-        env_fns = recorded(env_fns, *recording)
-    options = with_faults(options, FaultPolicy(on_crash="restart"))
+        env_fns = record_videos(env_fns, *recording)
+    options.setdefault("faults", Fallback(FaultPolicy(on_crash="restart")))
     options.setdefault("autoreset_mode", AutoresetMode.DISABLED)
     return ShmVectorEnv(env_fns, **options)
 
 
-def _player(
-    vector: ShmVectorEnv, policy: Policy, recording: bool, batches: dict[str, Any]
+def _make_player(
+    vector: ShmVectorEnv, policy: Policy, recording: bool, batch_options: dict[str, Any]
 ) -> Player:
-    """What plays in a vector env: one pool, of a task without a name."""
+    """Makes a player with a vector env as its only pool, whose task has no name."""
     _check_mode(vector)
-    player = Player(policy, vector.num_envs, across=True, **batches)
+    refuse_reward_space(vector.reward_space, "evaluate()")
+    player = Player(policy, vector.num_envs, mix_tasks=True, **batch_options)
     plan = player.plans[""] = Plan(Task(""))
     pool = Pool(plan, range(vector.num_envs), recording)
     pool.exchange = vector.exchange
     player.pools.append(pool)
-    player.take_in(pool)
+    player.admit(pool)
     return player
 
 
-def _node(
-    envs: Any, episodes: int, chosen: dict[str, Any], batches: dict[str, Any], policy: Policy
+def _make_node_player(
+    envs: Any, episodes: int, env_options: Any, batch_options: Any, policy: Policy
 ) -> tuple[Player, Callable[[], object]]:
-    """A node's player, and what closes its envs."""
-    vector = _made(envs, episodes, **chosen)
-    return _player(vector, policy, False, batches), vector.close
+    """Makes a node's player; returns it, and the function that closes its envs."""
+    vector = _make_vector_env(envs, episodes, **env_options)
+    return _make_player(vector, policy, False, batch_options), vector.close
 
 
 def _result(
     played: Sequence[Episode], keys: Collection[str], begin: float, success_key: str
 ) -> Evaluation:
-    """The result of one env's episodes; a warning names the keys that no last info has."""
+    """The result of one env's episodes; warns of keys that no last info has."""
     result = evaluation_of(played, keys, success_key, time.monotonic() - begin)
     for key in keys:
         if key not in result.infos and len(result):
@@ -350,15 +359,15 @@ def _known_options() -> list[str]:
 
 
 def num_episodes(episodes: int | None, seeds: Any, options: Any) -> int:
-    """The number of episodes that these arguments of ``evaluate`` ask for."""
+    """The number of episodes, from these arguments of ``evaluate``."""
     if episodes is not None:
         return checked_count("episodes", episodes)
     lists = [each for each in (seeds, options) if _is_list(each)]
-    return checked_count("episodes", len(lists[0])) if lists else _EPISODES
+    return checked_count("episodes", len(lists[0])) if lists else _DEFAULT_EPISODES
 
 
 def _is_list(values: Any) -> bool:
-    """Whether these are values for each episode."""
+    """Whether an argument has a value for each episode."""
     if isinstance(values, np.ndarray):
         return values.ndim > 0
     return isinstance(values, Sequence) and not isinstance(values, str)
@@ -366,7 +375,7 @@ def _is_list(values: Any) -> bool:
 
 def _episodes(count: int, seeds: Any, options: Any) -> list[Episode]:
     if seeds is None:
-        numbers = drawn_seeds(count)
+        numbers = draw_seeds(count)
     elif _is_list(seeds):
         numbers = [_seed(seed) for seed in seeds]
         if len(numbers) != count:
@@ -392,12 +401,12 @@ def _seed(value: Any) -> int:
 
 
 def _env_fns(
-    envs: Any, num_envs: int | None, default: int, episodes: int, draws: bool
+    envs: Any, num_envs: int | None, default: int, episodes: int, renders: bool
 ) -> list[Callable[[], Any]]:
     if isinstance(envs, VectorEnv):
         raise TypeError(
-            f"evaluate() plays in a ShmVectorEnv, without wrappers around it, and not in a "
-            f"{type(envs).__name__}: wrap the envs, or give it what makes one"
+            f"evaluate() needs a ShmVectorEnv, without wrappers around it, got "
+            f"{type(envs).__name__}: wrap the single envs, or give a function that makes one"
         )
     if not isinstance(envs, (str, EnvSpec)) and isinstance(envs, Sequence):
         if num_envs not in (None, len(envs)):
@@ -405,13 +414,13 @@ def _env_fns(
         return list(envs[:episodes])
     count = default if num_envs is None else checked_count("num_envs", num_envs)
     if isinstance(envs, (str, EnvSpec)):
-        envs = env_fn_of(Task(envs), draws)
+        envs = env_fn_of(Task(envs), renders)
     return [envs] * min(count, episodes)
 
 
 def _check_mode(envs: ShmVectorEnv) -> None:
     autoreset = Autoreset.of(envs.autoreset_mode)
-    # A worker function resets by rules of its own: Gymnasium's would reset an env a second time.
+    # A worker function may reset envs itself: with autoreset they would be reset twice.
     if autoreset.in_step or (envs.worker and autoreset.by_worker):
         raise ValueError(
             "evaluate() resets envs itself: make them with autoreset_mode=AutoresetMode.DISABLED"
@@ -419,11 +428,11 @@ def _check_mode(envs: ShmVectorEnv) -> None:
 
 
 def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | None) -> None:
-    """Closes a vector env; an env's exception hides neither the reason nor the results."""
+    """Closes a vector env; an env's exception becomes a note on ``reason``, or a warning."""
     try:
         vector.close(timeout=timeout)
     except Exception as error:
-        if not isinstance(error.__cause__, RemoteTraceback):  # a signal's handler has raised it
+        if not isinstance(error.__cause__, RemoteTraceback):  # raised by a signal handler
             raise
         failure = f"as it was closed, an env has raised {type(error).__name__}: {error}"
         if reason is None:
@@ -432,5 +441,5 @@ def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | 
             add_note(reason, failure)
 
 
-def _nothing(*_: Any) -> None:
+def _do_nothing(*_: Any) -> None:
     pass

@@ -1,4 +1,4 @@
-"""Episodes, each from its seed, and the envs that record some of them."""
+"""Episodes, each with its seed, and envs that record videos of some."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import RecordVideo
 
-__all__ = ["EPISODE", "Episode", "Recorder", "drawn_seeds", "recorded"]
+__all__ = ["EPISODE_OPTION", "Episode", "EpisodeRecorder", "draw_seeds", "record_videos"]
 
-_SEEDS = 2**31  # as many as all generators take
-_OF_POLICIES = 1  # tells a policy's stream of numbers from the env's
+_NUM_SEEDS = 2**31  # larger seeds are not taken by all generators
+_POLICY_STREAM = 1  # distinguishes a policy's random numbers from the env's
 
 
 @dataclass(slots=True)
@@ -30,12 +30,12 @@ class Episode:
         return_: The sum of its rewards, so far.
         length: The number of its steps, so far.
         info: The last step's info.
-        terminated: Whether it ended in a terminal state, and not by a truncation.
-        finished: Whether it has been played.
+        terminated: Whether it has terminated; if it ended otherwise, it was truncated.
+        finished: Whether it has been played to its end.
         repeats: How often it was interrupted by a fault, and repeated.
-        task: Of a suite: the name of its task.
-        failed: Of a suite: why it counts as failed; "": it does not.
-        steps: The steps made, with those before interruptions.
+        task: In a suite: the name of its task.
+        failed: In a suite: why it counts as failed. "": it does not.
+        steps: The number of steps made for it, including those before interruptions.
         seconds: The time it has taken.
     """
 
@@ -55,8 +55,8 @@ class Episode:
 
     @property
     def policy_seed(self) -> int:
-        """A seed for what the policy draws in it: of ``seed`` the env draws the same numbers."""
-        return int(np.random.SeedSequence([self.seed or 0, _OF_POLICIES]).generate_state(1)[0])
+        """A seed for the policy, which differs from ``seed``, so that the numbers differ, too."""
+        return int(np.random.SeedSequence([self.seed or 0, _POLICY_STREAM]).generate_state(1)[0])
 
     @property
     def settled(self) -> bool:
@@ -64,26 +64,26 @@ class Episode:
         return self.finished or bool(self.failed)
 
     def interrupt(self) -> None:
-        """Has it begin anew."""
+        """Returns it to its beginning, after a fault."""
         self.repeats += 1
         self.return_, self.length = 0.0, 0
 
 
-def drawn_seeds(count: int, base: int | None = None) -> list[int]:
-    """Seeds that follow from a number; None: from the system's entropy."""
-    numbers: list[int] = np.random.default_rng(base).integers(_SEEDS, size=count).tolist()
+def draw_seeds(count: int, base: int | None = None) -> list[int]:
+    """Draws seeds by a generator with the seed ``base``; None: from the system's entropy."""
+    numbers: list[int] = np.random.default_rng(base).integers(_NUM_SEEDS, size=count).tolist()
     return numbers
 
 
-EPISODE = "shmvec.episode"  # the option by which a reset says which episode it begins
+EPISODE_OPTION = "shmvec.episode"  # a reset's option with the number of the episode
 
 _Env = gym.Env[Any, Any]
 
 
-def recorded(
+def record_videos(
     env_fns: Collection[Callable[[], _Env]], folder: str | os.PathLike[str], chosen: Collection[int]
 ) -> list[Callable[[], _Env]]:
-    """Env_fns whose envs record these episodes, as ``episode-<number>.mp4``.
+    """Env functions whose envs record the chosen episodes, as ``episode-<number>.mp4``.
 
     Raises:
         gymnasium.error.DependencyNotInstalled: moviepy is not installed.
@@ -94,7 +94,7 @@ def recorded(
 
 
 def _make(env_fn: Callable[[], _Env], folder: str, chosen: frozenset[int]) -> _Env:
-    return Recorder(env_fn(), folder, chosen)
+    return EpisodeRecorder(env_fn(), folder, chosen)
 
 
 if TYPE_CHECKING:
@@ -103,12 +103,12 @@ else:  # Gymnasium 1.1 to 1.3 give it three type arguments
     _RecordVideo = RecordVideo
 
 
-class Recorder(_RecordVideo):
-    """Gymnasium's RecordVideo with given episode numbers; its own count the episodes of one env."""
+class EpisodeRecorder(_RecordVideo):
+    """Gymnasium's RecordVideo, with an evaluation's numbers of episodes instead of each env's."""
 
     def __init__(self, env: _Env, folder: str, chosen: frozenset[int]) -> None:
         """Wraps an env."""
-        with warnings.catch_warnings():  # other workers make the folder, too
+        with warnings.catch_warnings():  # it warns that the folder exists: other workers make it
             warnings.simplefilter("ignore")
             super().__init__(
                 env, folder, episode_trigger=chosen.__contains__, name_prefix="evaluation"
@@ -118,13 +118,13 @@ class Recorder(_RecordVideo):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begins the episode that the options name."""
-        if options is not None and EPISODE in options:
-            self.episode_id = options[EPISODE] - 1  # the wrapper counts on
+        if options is not None and EPISODE_OPTION in options:
+            self.episode_id = options[EPISODE_OPTION] - 1  # the wrapper adds 1
             options = options.get("")
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Writes the video at an episode's end; there may be no other reset."""
+        """Steps the env, and writes the video at an episode's end: no reset may follow."""
         results = super().step(action)
         if self.recording and (results[2] or results[3]):
             self.stop_recording()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What plays on a cluster's nodes: the cluster's code, which registers it here."""
+"""Calls the function that plays on a cluster's nodes; the cluster's code registers it here."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from shmvec.evaluation.episodes import Episode
 
-__all__ = ["on_nodes", "play_on_nodes"]
+__all__ = ["play_on_nodes", "register_player"]
 
 _registered: list[Any] = []
 
 
-def on_nodes(play: Any) -> Any:
-    """Registers a function as what :func:`play_on_nodes` calls."""
+def register_player(play: Any) -> Any:
+    """Registers the function that :func:`play_on_nodes` calls."""
     _registered[:] = [play]
     return play
 
@@ -23,21 +23,21 @@ def play_on_nodes(
     make: Callable[[Any], tuple[Any, Callable[[], object]]],
     policy: Any,
     episodes: Sequence[Episode],
-    settled: Callable[[Episode], object],
+    on_settled: Callable[[Episode], object],
     actor_options: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Plays episodes on all nodes of a cluster, as wholes.
+    """Plays episodes on all nodes of a cluster, each episode on one node.
 
     Args:
-        make: Called on each node with its policy: makes a :class:`Player`, which has no episodes
-            yet, and returns that and a function which closes its envs.
+        make: Called on each node with its policy: makes a :class:`Player` without episodes, and
+            returns it and a function that closes its envs.
         policy: Chooses actions; each node has a copy.
-        episodes: The episodes, into which their results are written.
-        settled: Called with each that is over, or counts as failed.
+        episodes: The episodes, to which their results are written.
+        on_settled: Called with each episode that is over, or counts as failed.
         actor_options: Options for Ray's actors.
 
     Returns:
-        The tasks that are given up, and why.
+        By name, why a task cannot be played.
 
     Raises:
         ImportError: There is no code for clusters, or Ray is not installed.
@@ -45,5 +45,5 @@ def play_on_nodes(
     """
     if not _registered:
         importlib.import_module("shmvec.cluster.evaluation")
-    given_up: dict[str, str] = _registered[0](make, policy, episodes, settled, actor_options)
-    return given_up
+    failures: dict[str, str] = _registered[0](make, policy, episodes, on_settled, actor_options)
+    return failures

@@ -1,4 +1,4 @@
-"""Says how far an evaluation is: to a function of the caller's, or as a bar."""
+"""Reports the progress of an evaluation: to a function of the caller's, or as a bar."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from shmvec._hints import takes
+from shmvec._hints import can_be_called
 from shmvec.evaluation.episodes import Episode
 
 __all__ = ["reporter"]
@@ -16,32 +16,34 @@ __all__ = ["reporter"]
 def reporter(
     progress: Any, count: int, done: int = 0
 ) -> tuple[Callable[[Episode], object], Callable[[], object]]:
-    """The function to call with each episode that is over, and the one to call at the end.
+    """A function to call with each episode that is over, and one to call at the end.
 
     Args:
-        progress: As for ``evaluate``.
+        progress: As for ``evaluate``. A function of four arguments gets the episode, the number of
+            episodes that are over, the number of all, and an estimate of the seconds left.
         count: Number of episodes.
-        done: How many of them are over.
+        done: Number of episodes that are over.
     """
     if callable(progress):
-        if not takes(progress, None, None):
-            return progress, _nothing
-        begin, left = time.monotonic(), count - done
+        if not can_be_called(progress, None, None, None, None):
+            return progress, _do_nothing
+        begin, num_new = time.monotonic(), 0
 
-        def told(episode: Episode) -> None:
-            nonlocal left
-            left -= 1
-            progress(episode, (time.monotonic() - begin) * left / (count - done - left))
+        def report(episode: Episode) -> None:
+            nonlocal num_new
+            num_new += 1
+            left = count - done - num_new
+            progress(episode, done + num_new, count, (time.monotonic() - begin) * left / num_new)
 
-        return told, _nothing
+        return report, _do_nothing
     if progress:
         with suppress(ImportError):
             from tqdm import tqdm
 
             bar = tqdm(total=count, initial=done, unit="episode")
             return lambda episode: bar.update(), bar.close
-    return _nothing, _nothing
+    return _do_nothing, _do_nothing
 
 
-def _nothing(*_: Any) -> None:
+def _do_nothing(*_: Any) -> None:
     pass

@@ -1,4 +1,4 @@
-"""The record of a suite: a file of JSON lines, one an episode, with which it is resumed."""
+"""The record of a suite: a file with a line of JSON for each episode, to resume it."""
 
 from __future__ import annotations
 
@@ -17,39 +17,40 @@ import numpy as np
 
 from shmvec.evaluation.episodes import Episode
 
-__all__ = ["Record", "RecordError", "plain", "read_lines", "recorded_episodes"]
+__all__ = ["Record", "RecordError", "read_lines", "recorded_episodes", "to_plain"]
 
 _FORMAT = 1
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_SYNC_S = 1.0  # after a power cut, at most the episodes of so many seconds are played again
+_SYNC_S = 1.0  # between two syncs; a power cut costs the episodes since the last one
 
 
 class RecordError(ValueError):
-    """A file is no record, is damaged, or is the record of another evaluation."""
+    """A file is not a record, is damaged, or is the record of another evaluation."""
 
 
 class Record:
     """A file to which each episode is appended as it ends.
 
-    Its first line says how the episodes were chosen; each further line is that of a task, before
-    its first episode, or that of an episode. What a crash has left of a last line is cut off.
+    Its first line says how the episodes were chosen. Each further line describes a task, before
+    its first episode, or an episode. A last line that a crash has left incomplete is cut off.
+    ``head`` is the first line, empty in a new record; ``tasks`` are the lines of tasks, by name.
     """
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
-        """Opens the file, which is made if there is none, and reads what it has.
+        """Opens the file, which is made if there is none, and reads it.
 
         Raises:
-            ValueError: It is no record, or a line in the middle of it is damaged.
+            ValueError: It is not a record, or a line that is not the last one is damaged.
             BlockingIOError: Another evaluation is writing it.
         """
         self.path = Path(file)
         if self.path.exists() and not self.path.is_file():
-            raise RecordError(f"{self.path} is no file, and so no record of an evaluation")
+            raise RecordError(f"{self.path} is not a file, and so not a record of an evaluation")
         self._file = open(self.path, "a+b")  # noqa: SIM115  # until `close`
         try:
             self._lock()
-            lines, whole = read_lines(self.path)
-            self._file.truncate(whole)
+            lines, nbytes = read_lines(self.path)
+            self._file.truncate(nbytes)
         except BaseException:
             self._unlock()
             raise
@@ -57,20 +58,20 @@ class Record:
         self.tasks: dict[str, dict[str, Any]] = {}
         self._episodes: dict[tuple[str, int], dict[str, Any]] = {}
         for line in lines[1:]:
-            if "episode" in line:  # the first one counts, should there be two
+            if "episode" in line:  # of two lines of an episode the first counts
                 self._episodes.setdefault((line["task"], line["episode"]), line)
             else:
                 self.tasks[line["task"]] = line
-        self._new: list[Mapping[str, Any]] = []  # lines to write before the next episode
-        self._synced = time.monotonic()
+        self._pending: list[Mapping[str, Any]] = []  # lines to write before the next episode
+        self._last_sync = time.monotonic()
 
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BlockingIOError(
-                f"another evaluation is writing {self.path}: wait for its end, or give this one a "
-                "record of its own"
+                f"another evaluation is writing {self.path}: wait for its end, or give this one "
+                "another record"
             ) from None
         except OSError:  # a file system without locks
             pass
@@ -78,66 +79,67 @@ class Record:
     def begin(self, head: Mapping[str, Any]) -> None:
         """Begins a new record; its first line is written with the first episode."""
         self.head = {"shmvec": _FORMAT, **head}
-        self._new.append(self.head)
+        self._pending.append(self.head)
 
-    def check_task(self, name: str, about: Mapping[str, Any], besides: Mapping[str, Any]) -> None:
+    def check_task(self, name: str, identity: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
         """Checks that a task is the one that was recorded under its name.
 
-        A new one is recorded with the next episode: what is refused later leaves no trace.
+        A new task is written with the next episode, so that an evaluation that is refused before
+        it writes nothing.
 
         Args:
             name: Its name.
-            about: What may not change.
-            besides: What else is recorded of it.
+            identity: Values that must be those of the record.
+            extra: Further values to record.
 
         Raises:
-            ValueError: It is another one.
+            ValueError: The record has another task of this name.
         """
-        known = self.tasks.get(name)
-        if known is None:
-            self.tasks[name] = {"task": name, **about, **besides}
-            self._new.append(self.tasks[name])
+        recorded = self.tasks.get(name)
+        if recorded is None:
+            self.tasks[name] = {"task": name, **identity, **extra}
+            self._pending.append(self.tasks[name])
             return
-        for key, value in about.items():
-            if known.get(key) != value:
+        for key, value in identity.items():
+            if recorded.get(key) != value:
                 raise RecordError(
                     f"{self.path} was recorded with another {key} of task {name!r}: "
-                    f"{known.get(key)}, and not {value}. Give this evaluation another record."
+                    f"{recorded.get(key)}, and not {value}. Give this evaluation another record."
                 )
 
     def fill(self, episode: Episode) -> None:
-        """Fills in what is recorded of an episode, if anything is.
+        """Fills in an episode's results, if it is recorded.
 
         Raises:
-            ValueError: What is recorded was played from another seed, or with other options.
+            ValueError: The recorded episode has another seed, or other options.
         """
         line = self._episodes.get((episode.task, episode.number))
         if line is None:
             return
-        options = plain(episode.options)
-        if line["seed"] != episode.seed or _text(line.get("options")) != _text(options):
+        options = to_plain(episode.options)
+        if line["seed"] != episode.seed or _comparable(line.get("options")) != _comparable(options):
             raise RecordError(
                 f"{self.path} has episode {episode.number} of task {episode.task!r} with seed "
                 f"{line['seed']} and options {line.get('options')}, and not with {episode.seed} "
                 f"and {options}. Give this evaluation another record."
             )
-        _fill(episode, line)
+        _fill_in(episode, line)
 
     def add(self, episode: Episode) -> None:
         """Appends an episode that has ended, or counts as failed."""
         line = {"task": episode.task, "episode": episode.number, "seed": episode.seed}
         if episode.options is not None:
-            line["options"] = plain(episode.options)
+            line["options"] = to_plain(episode.options)
         line |= {_KEYS.get(name, name): getattr(episode, name) for name in _FIELDS}
-        lines, self._new = [*self._new, line], []
+        lines, self._pending = [*self._pending, line], []
         self._file.write(b"".join(json.dumps(each).encode() + b"\n" for each in lines))
         self._file.flush()
-        if time.monotonic() >= self._synced + _SYNC_S:
+        if time.monotonic() >= self._last_sync + _SYNC_S:
             self._sync()
 
     def _sync(self) -> None:
         os.fsync(self._file.fileno())
-        self._synced = time.monotonic()
+        self._last_sync = time.monotonic()
 
     def close(self) -> None:
         """Closes the file, once it is on the disk."""
@@ -146,12 +148,12 @@ class Record:
         self._unlock()
 
     def _unlock(self) -> None:
-        # Closing alone would leave the lock to a fork of this process, such as a DataLoader's.
+        # Unlocked explicitly, since a fork of this process (a DataLoader's) may keep the file open.
         with contextlib.suppress(OSError), self._file:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
-# What a line has of an episode, besides what identifies it.
+# The attributes of an episode that its line has, besides those that identify it.
 _FIELDS = ("return_", "length", "terminated", "info", "failed", "repeats", "steps", "seconds")
 _KEYS = {"return_": "return"}
 
@@ -161,7 +163,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    """Whether it is an integer for an array of int64."""
+    """Whether it is an integer that fits into int64."""
     return isinstance(value, int) and -1 << 63 <= value < 1 << 63
 
 
@@ -174,7 +176,7 @@ def _are_keys(value: Any) -> bool:
 
 
 def _is_reference(value: Any) -> bool:
-    """Whether it is what `Task` takes, as JSON has it."""
+    """Whether it is a reference that `Task` accepts."""
     if value is None:
         return True
     two = isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
@@ -182,13 +184,13 @@ def _is_reference(value: Any) -> bool:
 
 
 def _is_info(value: Any) -> bool:
-    """Whether it is a dict whose integers can be floats, as `plain` has made sure."""
+    """Whether it is a dict whose integers can be converted to floats, as `to_plain` ensures."""
     return isinstance(value, dict) and all(
         abs(each) < 1 << 1000 for each in value.values() if isinstance(each, int)
     )
 
 
-# What each kind of line must have, and how that is checked.
+# The keys that each kind of line must have, and the checks of their values.
 _HEAD: Mapping[str, Callable[[Any], bool]] = {
     "shmvec": _is_integer,
     "drawn": lambda value: value is None or isinstance(value, int) and value >= 0,
@@ -213,48 +215,48 @@ _EPISODE: Mapping[str, Callable[[Any], bool]] = {
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The lines of a record, and the number of bytes that they take.
 
-    What follows the last whole line, as a crash or a power cut has left it, is passed over.
+    An incomplete last line, which a crash or a power cut has left, is ignored.
 
     Raises:
-        ValueError: It is no record, or a line in the middle of it is damaged.
+        ValueError: It is not a record, or a line that is not the last one is damaged.
     """
-    lines, whole, torn = [], 0, 0
+    lines, nbytes, torn = [], 0, 0
     with open(path, "rb") as file:
         for number, text in enumerate(file, 1):
-            line = _parsed(text)
+            line = _parse_line(text)
             if line is None or ("shmvec" in line) != (number == 1):
                 torn = torn or number
                 continue
             if torn > 1:
                 raise RecordError(
-                    f"{path}, line {torn} is damaged, and more lines follow it: delete it, and its "
-                    "episode is played again"
+                    f"{path}, line {torn} is damaged, and more lines follow it: delete the line, "
+                    "and its episode is played again"
                 )
             lines.append(line)
-            whole += len(text)
+            nbytes += len(text)
     if (
         torn == 1
         and (lines or not _is_torn_head(path))
         or (lines and lines[0]["shmvec"] != _FORMAT)
     ):
         raise RecordError(f"{path} is not a record of an evaluation: name another file")
-    return lines, whole
+    return lines, nbytes
 
 
 def _is_torn_head(path: Path) -> bool:
-    """Whether a file without a whole line is the beginning of a record, or zeros."""
+    """Whether a file without a complete line is the beginning of a record, or zeros."""
     content = path.read_bytes()
     head = b'{"shmvec"'
     return content.startswith(head[: len(content)]) or not content.strip(b"\0")
 
 
-def _text(value: Any) -> str:
-    """A value as text, by which it can be compared even if it has a nan."""
+def _comparable(value: Any) -> str:
+    """A value as text, which can be compared even if it contains nan."""
     return json.dumps(value, sort_keys=True)
 
 
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    """A line's content; None: the line is torn."""
+def _parse_line(text: bytes) -> dict[str, Any] | None:
+    """A line's content; None: the line is incomplete or damaged."""
     if not text.endswith(b"\n"):
         return None
     try:
@@ -265,24 +267,24 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 
 
 def _is_complete(line: Mapping[str, Any]) -> bool:
-    """Whether a line has all that is read of it."""
+    """Whether a line has all keys that are read, with valid values."""
     checks = _HEAD if "shmvec" in line else _EPISODE if "episode" in line else _TASK
     return all(name in line and check(line[name]) for name, check in checks.items())
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON has it: arrays become lists, or, of one value, that; what is left, its repr.
+def to_plain(value: Any) -> Any:
+    """Converts a value to values that JSON has.
 
-    A recorded value, read again, is equal to this, and it is the same in another process: reprs are
-    without addresses, and sets in order.
+    An array becomes a list or, if it has one value, that; anything unknown becomes its repr. The
+    result is the same when read from a record, and in each process: reprs have no addresses.
     """
     try:
-        return _plain(value)
-    except Exception as error:  # it refers to itself, or its class has a fault
+        return _to_plain(value)
+    except Exception as error:  # it contains itself, or its class has a fault
         return f"<{type(value).__name__}: {type(error).__name__}>"
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             if kind is int:
@@ -291,22 +293,22 @@ def _plain(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _to_plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_to_plain(each) for each in value]
     if isinstance(value, np.ndarray) and value.size == 1:
-        return _plain(value.item())
+        return _to_plain(value.item())
     if isinstance(value, np.longdouble):
         return float(value)
     if hasattr(value, "tolist") and not isinstance(value, np.clongdouble):  # an array, a tensor
-        return _plain(value.tolist())
+        return _to_plain(value.tolist())
     if isinstance(value, (set, frozenset)):
         return f"{{{', '.join(sorted(map(repr, value)))}}}"
     return _ADDRESS.sub("", repr(value))
 
 
 def recorded_episodes(lines: Sequence[Mapping[str, Any]]) -> Iterator[Episode]:
-    """The episodes of a record's lines, each once."""
+    """The episodes of a record's lines; of two lines of an episode the first counts."""
     seen = set()
     tasks = {line["task"] for line in lines[1:] if "episode" not in line}
     for line in lines:
@@ -317,11 +319,11 @@ def recorded_episodes(lines: Sequence[Mapping[str, Any]]) -> Iterator[Episode]:
                 raise RecordError(f"the record is damaged: it has no task {line['task']!r}")
             episode = Episode(line["episode"], line["seed"], line.get("options"))
             episode.task = line["task"]
-            _fill(episode, line)
+            _fill_in(episode, line)
             yield episode
 
 
-def _fill(episode: Episode, line: Mapping[str, Any]) -> None:
+def _fill_in(episode: Episode, line: Mapping[str, Any]) -> None:
     for name in _FIELDS:
         setattr(episode, name, line[_KEYS.get(name, name)])
     episode.finished = not episode.failed

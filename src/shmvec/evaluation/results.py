@@ -1,4 +1,4 @@
-"""What an evaluation has found: the episodes of one env, as arrays and as a table."""
+"""The result of an evaluation: the episodes of one env, as arrays and as a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shmvec.evaluation.statistics import (
 __all__ = ["SUCCESS", "Evaluation", "data_frame", "evaluation_of"]
 
 SUCCESS = "is_success"
-_SAMPLES = 1000  # resamples for the intervals in a table: enough for two digits, and fast
+_SAMPLES = 1000  # resamples for a table's intervals: enough for two digits, and fast
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 
 
@@ -32,16 +32,17 @@ class Evaluation:
     Attributes:
         returns: float64: the sums of the rewards.
         lengths: int64: the numbers of steps.
-        terminated: bool: whether they ended in a terminal state, and not by a truncation.
+        terminated: bool: whether they have terminated; the others were truncated.
         seeds: int64: the seeds of their resets. ``seeds=`` with these plays the same episodes.
-        infos: By key, the values in the last steps' infos: an array of numbers or bools where all
-            are such, nan where an info has none; else an array of objects, with None.
-        steps: Steps made, those of ``repeats`` included.
-        repeats: How often an episode was interrupted by a fault, and repeated.
-        asked: Number of episodes asked for: more than ``n`` if the time was up.
-        seconds: Duration of the evaluation; of a task, of its episodes.
+        infos: By key, the values in the last steps' infos: an array of numbers or bools if all
+            are such, with nan for infos without the key; else an array of objects, with None.
+        steps: Number of steps made, including those of interrupted episodes.
+        repeats: Number of times that an episode was interrupted by a fault, and repeated.
+        asked: Number of episodes asked for: more than ``n`` if a time limit ended the evaluation,
+            or episodes have failed.
+        seconds: Duration of the evaluation; for a task of a suite, of its episodes.
         success_key: The key of infos that says whether an episode was a success.
-        failed: Of a task, seed and reason of each episode that counts as failed: no array has it.
+        failed: For a task of a suite, seed and reason of each failed episode: no array has it.
     """
 
     returns: npt.NDArray[np.float64]
@@ -82,25 +83,25 @@ class Evaluation:
 
     @property
     def successes(self) -> npt.NDArray[np.float64]:
-        """What the last infos say of success, float64 ``(n,)``; nan where they say nothing.
+        """The values of ``success_key`` in the last infos, float64 ``(n,)``; nan if there is none.
 
-        A value that is neither a number nor an array of one says nothing.
+        A value that is neither a number nor an array of one number counts as none.
         """
         each = self.infos.get(self.success_key, [None] * len(self))
         return np.array([_number(value) for value in each], np.float64)
 
     @property
     def success_rate(self) -> float:
-        """The share of successes among the episodes that say so, and those that count as failed.
+        """The share of successes among the episodes that have ``success_key`` and the failed ones.
 
-        It is nan if no episode says whether it was a success.
+        It is nan if no episode has the key.
         """
         known = self.successes[~np.isnan(self.successes)]
         return float(known.sum() / (len(known) + len(self.failed))) if len(known) else float("nan")
 
     @property
     def success_text(self) -> str:
-        """The success rate as in tables: with the number of episodes that say so, if not all do."""
+        """The success rate as in tables, with the number of episodes that say so, if not all do."""
         known = int((~np.isnan(self.successes)).sum())
         some = "" if known == len(self) else f" ({known} of {len(self)} say so)"
         return f"{self.success_rate:.3f}{some}" if known else ""
@@ -113,9 +114,7 @@ class Evaluation:
         samples: int = 10_000,
         seed: int = 0,
     ) -> tuple[float, float]:
-        """A bootstrap's confidence interval of a statistic of the returns.
-
-        It is the percentile bootstrap, as in rliable.
+        """The confidence interval of a statistic of the returns, by the percentile bootstrap.
 
         Args:
             statistic: "interquartile_mean" or "mean".
@@ -123,13 +122,16 @@ class Evaluation:
             samples: Number of resamples.
             seed: Seed of the resampling.
 
+        Returns:
+            The lower and upper end; nan if there are no episodes.
+
         Raises:
             ValueError: There is no such statistic, or an argument is out of range.
         """
         return confidence_interval(self.returns, statistic, level, samples, seed)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Columns with a row for each episode, by name; an info whose name is taken is left out."""
+        """Columns with a row for each episode, by name, without infos named as another column."""
         known = {
             "seed": self.seeds,
             "return": self.returns,
@@ -139,7 +141,7 @@ class Evaluation:
         return {**known, **{key: of for key, of in self.infos.items() if key not in known}}
 
     def to_pandas(self) -> Any:
-        """A DataFrame, a row for each episode.
+        """A DataFrame with a row for each episode.
 
         Raises:
             ImportError: pandas is not installed.
@@ -172,7 +174,7 @@ class Evaluation:
 
 
 def data_frame(columns: dict[str, npt.NDArray[Any]]) -> Any:
-    """Columns as a DataFrame.
+    """A DataFrame of columns.
 
     Raises:
         ImportError: pandas is not installed.
@@ -190,9 +192,11 @@ def evaluation_of(
     success_key: str = SUCCESS,
     seconds: float | None = None,
 ) -> Evaluation:
-    """The result of the episodes before the first unfinished one; None: of their own duration."""
-    # Only the episodes before the first unfinished one count: if all finished ones did, short
-    # episodes would be more likely to count than long ones.
+    """The result of the episodes before the first unfinished one.
+
+    ``seconds`` is the evaluation's duration. None: the sum of the episodes'.
+    """
+    # If all finished episodes counted, short ones would be more likely to count than long ones.
     settled = list(itertools.takewhile(lambda episode: episode.settled, played))
     counted = [episode for episode in settled if episode.finished]
     infos = {}
@@ -216,14 +220,14 @@ def evaluation_of(
 
 
 def _number(value: Any) -> float:
-    """A number or bool, or an array of one; nan: it is something else."""
+    """A number or bool, or an array of one, as a float; nan for anything else."""
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     return float(value) if isinstance(value, _NUMBERS) else float("nan")
 
 
 def _array(values: Sequence[Any]) -> npt.NDArray[Any]:
-    """An array of numbers or bools if all values are such or None; else of objects."""
+    """An array of numbers or bools if all values are such or None; else one of objects."""
     if all(value is None or isinstance(value, _NUMBERS) for value in values):
         if any(value is None for value in values):
             return np.array([np.nan if value is None else value for value in values], np.float64)

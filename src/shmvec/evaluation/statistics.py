@@ -11,19 +11,19 @@ __all__ = [
     "STATISTICS",
     "Values",
     "confidence_interval",
+    "grouped_statistic",
     "interquartile_mean",
     "means",
-    "of_groups",
     "standard_error",
     "stratified_interval",
 ]
 
 Values = npt.NDArray[np.float64]
-_AT_ONCE = 1 << 22  # values of resamples that are in memory at a time
+_MAX_VALUES = 1 << 22  # of resamples that are in memory at a time
 
 
 def interquartile_mean(values: Values) -> float:
-    """The mean of the middle half: a quarter of the values is left out at either end.
+    """The mean of the middle half of the values, without the lowest and the highest quarter.
 
     Example:
         >>> interquartile_mean(np.array([1.0, 2.0, 4.0, 100.0]))
@@ -43,16 +43,16 @@ def standard_error(values: Values) -> float:
 def _interquartile_means(values: Values) -> Values:
     cut = values.shape[1] // 4
     ordered = np.sort(values, axis=1)
-    found = means(ordered[:, cut : values.shape[1] - cut])
-    found[np.isnan(ordered[:, -1])] = np.nan  # they are sorted to the end, and would be cut off
-    return found
+    result = means(ordered[:, cut : values.shape[1] - cut])
+    result[np.isnan(ordered[:, -1])] = np.nan  # nans are sorted to the end, and would be cut off
+    return result
 
 
 def means(values: Values) -> Values:
     """The means of the rows; nan where there are infinite values of both signs."""
     with np.errstate(invalid="ignore"):
-        found: Values = values.mean(axis=1)
-    return found
+        result: Values = values.mean(axis=1)
+    return result
 
 
 # Each takes a matrix, and returns one value for each row.
@@ -84,11 +84,11 @@ def confidence_interval(
     return stratified_interval(groups, statistic, level, samples, seed)
 
 
-def of_groups(groups: Sequence[Values], statistic: str) -> float:
-    """A statistic over groups of values, each of which counts alike.
+def grouped_statistic(groups: Sequence[Values], statistic: str) -> float:
+    """A statistic over groups of values.
 
-    The mean is that of the groups' means; the interquartile mean is that of all values together,
-    as in rliable.
+    The mean is that of the groups' means, so that each group has the same weight. The interquartile
+    mean is that of all values together, as in rliable.
 
     Args:
         groups: Arrays of values, none of them empty.
@@ -98,7 +98,7 @@ def of_groups(groups: Sequence[Values], statistic: str) -> float:
 
 
 def _over_groups(groups: Sequence[Values], statistic: str) -> Values:
-    """A statistic over groups of rows, one value for each row."""
+    """A statistic over groups of matrices, one value for each row."""
     if statistic == "mean":
         return means(np.stack([means(group) for group in groups], axis=1))
     return STATISTICS[statistic](np.concatenate(groups, axis=1))
@@ -110,8 +110,8 @@ def stratified_interval(
     """The interval of a statistic over groups, by a bootstrap that resamples within each group.
 
     Args:
-        groups: As for :func:`of_groups`.
-        statistic: Likewise.
+        groups: As for :func:`grouped_statistic`.
+        statistic: As for :func:`grouped_statistic`.
         level: The interval's confidence level.
         samples: Number of resamples.
         seed: Seed of the resampling.
@@ -131,14 +131,14 @@ def stratified_interval(
     if not groups:
         return float("nan"), float("nan")
     random = np.random.default_rng(seed)
-    found = np.empty(samples)
-    some = max(1, _AT_ONCE // sum(map(len, groups)))
-    for begin in range(0, samples, some):
-        end = min(samples, begin + some)
-        drawn = [
+    results = np.empty(samples)
+    chunk = max(1, _MAX_VALUES // sum(map(len, groups)))
+    for begin in range(0, samples, chunk):
+        end = min(samples, begin + chunk)
+        resamples = [
             group[random.integers(len(group), size=(end - begin, len(group)))] for group in groups
         ]
-        found[begin:end] = _over_groups(drawn, statistic)
+        results[begin:end] = _over_groups(resamples, statistic)
     with np.errstate(invalid="ignore"):
-        low, high = np.percentile(found, (50 * (1 - level), 50 * (1 + level)))
+        low, high = np.percentile(results, (50 * (1 - level), 50 * (1 + level)))
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""What the evaluation of a suite has found: by task, over all tasks, and beside another one."""
+"""The result of a suite's evaluation: by task, over all tasks, and compared with another one."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import numpy.typing as npt
 from shmvec.evaluation.episodes import Episode
 from shmvec.evaluation.record import read_lines, recorded_episodes
 from shmvec.evaluation.results import Evaluation, data_frame, evaluation_of
-from shmvec.evaluation.statistics import Values, of_groups, stratified_interval
+from shmvec.evaluation.statistics import Values, grouped_statistic, stratified_interval
 from shmvec.evaluation.tasks import Task
 
 __all__ = ["Comparison", "SuiteEvaluation", "TaskDifference"]
 
-_SAMPLES = 1000  # resamples for the intervals in a table
+_SAMPLES = 1000  # resamples for a table's intervals
 
 
 @dataclass(frozen=True, eq=False)
 class SuiteEvaluation(Mapping[str, Evaluation]):
     """The evaluations of a suite's tasks, by name: ``result["task"]`` is an :class:`Evaluation`.
 
-    Statistics over tasks are of scores. Those are, whichever is first known of all tasks that have
-    episodes: normalised returns (:attr:`Task.reference`), successes, returns.
+    Statistics over tasks are computed from scores. These are normalised returns, if all tasks with
+    episodes have a :attr:`Task.reference`; else successes, if all have them; else returns.
 
     Attributes:
         tasks: The tasks.
         evaluations: Their evaluations, by name.
         failures: By name, why the env of a task could not be built.
-        seconds: Duration of this evaluation, without what was resumed.
+        seconds: Duration of this evaluation, without the episodes that its record had.
     """
 
     tasks: tuple[Task, ...]
@@ -58,11 +58,12 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
     def read(
         cls, record: str | os.PathLike[str], *, success_key: str | None = None
     ) -> SuiteEvaluation:
-        """The result of the episodes that a record has.
+        """The result of the episodes in a record.
 
-        Of each task those before the first one that is missing count, as in an evaluation whose
-        time was up: if all did, short episodes would be more likely to. A record does not know how
-        many were asked for: ``complete`` says that none is missing between others.
+        The episodes of each task before the first missing one count, as in an evaluation that was
+        ended by a time limit: if all did, short episodes would be more likely to count. A record
+        does not know how many episodes were asked for: ``complete`` means that none is missing
+        between others.
 
         Args:
             record: A file that ``evaluate(..., record=)`` has written.
@@ -70,7 +71,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
                 the evaluation.
 
         Raises:
-            ValueError: It is no record, or it is damaged.
+            ValueError: The file is not a record, or it is damaged.
         """
         lines, _ = read_lines(Path(record))
         played: dict[str, list[Episode]] = {}
@@ -94,7 +95,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         for task in tasks:
             episodes = sorted(played.get(task.name, ()), key=lambda each: each.number)
             for place, each in enumerate(episodes):
-                if each.number != place:  # one is missing: it was under way
+                if each.number != place:  # one is missing: it had not ended
                     episodes.insert(place, Episode(place, None, None))
                     break
             named = keys[task.name]
@@ -109,7 +110,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
 
     @property
     def score(self) -> str:
-        """What statistics over tasks are of: "normalised return", "success" or "return"."""
+        """The score of statistics over tasks: "normalised return", "success" or "return"."""
         played = [task for task in self.tasks if len(self[task.name])]
         if played and all(task.reference is not None for task in played):
             return "normalised return"
@@ -118,18 +119,18 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         return "return"
 
     def scores(self, score: str | None = None) -> dict[str, npt.NDArray[np.float64]]:
-        """The scores of the episodes of each task that has any.
+        """The scores of the episodes, for each task with episodes.
 
-        An episode that counts as failed is no success; it has no return.
+        An episode that counts as failed is not a success, and has no return.
 
         Args:
-            score: As :attr:`score`, which None stands for.
+            score: "normalised return", "success" or "return". None: :attr:`score`.
 
         Raises:
             ValueError: There is no such score, or a task has no reference.
         """
         kind = self.score if score is None else score
-        found = {}
+        scores = {}
         for task in self.tasks:
             each = self[task.name]
             if kind == "return":
@@ -146,12 +147,12 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
                     f"score must be 'return', 'success' or 'normalised return', got {score!r}"
                 )
             if len(values):
-                found[task.name] = values
-        return found
+                scores[task.name] = values
+        return scores
 
     @property
     def mean(self) -> float:
-        """The mean of the tasks' mean scores: each task counts alike."""
+        """The mean of the tasks' mean scores."""
         return self._over_tasks("mean")
 
     @property
@@ -171,7 +172,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
 
     def _over_tasks(self, statistic: str) -> float:
         groups = list(self.scores().values())
-        return of_groups(groups, statistic) if groups else float("nan")
+        return grouped_statistic(groups, statistic) if groups else float("nan")
 
     def confidence_interval(
         self,
@@ -183,14 +184,18 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
     ) -> tuple[float, float]:
         """The confidence interval of a statistic of the scores over all tasks.
 
-        It is the stratified percentile bootstrap, as in rliable: episodes are resampled within each
-        task, so it says how much the result depends on the episodes, and not on the tasks.
+        It is computed by the stratified percentile bootstrap, as in rliable: episodes are resampled
+        within each task, so it says how much the result depends on the episodes, and not how much
+        it depends on the tasks.
 
         Args:
             statistic: "interquartile_mean" or "mean".
             level: The interval's confidence level.
             samples: Number of resamples.
             seed: Seed of the resampling.
+
+        Returns:
+            The lower and upper end; nan if there are no episodes.
 
         Raises:
             ValueError: There is no such statistic, or an argument is out of range.
@@ -200,15 +205,15 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
     def compared_with(
         self, other: SuiteEvaluation, *, level: float = 0.95, samples: int = 10_000, seed: int = 0
     ) -> Comparison:
-        """What changes from this result to another one, with intervals.
+        """The changes from this result to another one, with intervals.
 
-        Only episodes that both have, by task and seed, are compared, each with its like: where a
-        seed decides much of an episode, small differences show. Returns of both are normalised by
-        the references of this one. An episode that counts as failed is no success; returns are
-        not compared with what it has not.
+        Only episodes that both results have, by task and seed, are compared, in pairs: if the seed
+        decides much of an episode, small differences show. Returns of both are normalised by the
+        references of this result. An episode that counts as failed is not a success; returns are
+        only compared between episodes that have one.
 
-        Of a hundred tasks that do not differ, about six seem to at a level of 95 % with 50
-        episodes, ten with 10, and 17 with 5: a bootstrap of few values is too sure. Of one episode
+        The intervals for few episodes are too narrow: at a level of 95 %, about 6 of 100 tasks that
+        do not differ seem to differ with 50 episodes, 10 with 10, and 17 with 5. For one episode
         there is no interval (nan).
 
         Args:
@@ -250,7 +255,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
             "task": np.array([name for name, each in self.items() for _ in range(len(each))])
         }
         for key in keys:
-            if key == "task":  # an info of that name is left out
+            if key == "task":  # an info of this name is left out
                 continue
             parts = [
                 table.get(key, np.full(len(self[name]), None)) for name, table in tables.items()
@@ -259,7 +264,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         return columns
 
     def to_pandas(self) -> Any:
-        """A DataFrame, a row for each episode.
+        """A DataFrame with a row for each episode.
 
         Raises:
             ImportError: pandas is not installed.
@@ -267,7 +272,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         return data_frame(self.columns())
 
     def __str__(self) -> str:
-        """The results as a table, a row for each task."""
+        """The results as a table with a row for each task."""
         played = sum(map(len, self.evaluations.values()))
         asked = sum(each.asked for each in self.evaluations.values())
         repeats = sum(each.repeats for each in self.evaluations.values())
@@ -317,23 +322,23 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
 
 
 def _cell(name: str) -> str:
-    """A name as a table has it."""
+    """A name as the cell of a table."""
     return name.replace("|", "\\|")
 
 
 def _interval(
     changes: Sequence[Values], level: float, samples: int, seed: int
 ) -> tuple[float, float]:
-    """The interval of a mean change; nan where one task's episode says nothing of its spread."""
-    found = stratified_interval(changes, "mean", level, samples, seed)
-    return found if min(map(len, changes)) > 1 else (float("nan"), float("nan"))
+    """The interval of a mean change; nan if a task has only one episode."""
+    interval = stratified_interval(changes, "mean", level, samples, seed)
+    return interval if min(map(len, changes)) > 1 else (float("nan"), float("nan"))
 
 
 def _paired(
     one: SuiteEvaluation, other: SuiteEvaluation, name: str, kind: str
 ) -> tuple[Values, Values]:
-    """The scores of the episodes of a task that two results share, in the same order."""
-    found = []
+    """The two results' scores of the episodes of a task that both have, in the same order."""
+    by_result = []
     task = next(task for task in one.tasks if task.name == name)
     for result in (one, other):
         each = result[name]
@@ -350,11 +355,11 @@ def _paired(
             for seed, _ in each.failed:
                 times[seed] += 1
                 by_seed[seed, times[seed]] = 0.0
-        found.append(by_seed)
-    both = [key for key in found[0] if key in found[1]]
+        by_result.append(by_seed)
+    common = [key for key in by_result[0] if key in by_result[1]]
     return (
-        np.array([found[0][key] for key in both], np.float64),
-        np.array([found[1][key] for key in both], np.float64),
+        np.array([by_result[0][key] for key in common], np.float64),
+        np.array([by_result[1][key] for key in common], np.float64),
     )
 
 
@@ -367,7 +372,7 @@ class TaskDifference:
         episodes: Number of episodes that both results have.
         before: Their mean score in the first result.
         after: Their mean score in the second result.
-        interval: The confidence interval of the change; nan if a task has but one episode.
+        interval: The confidence interval of the change; nan if there is only one episode.
     """
 
     task: str
@@ -378,7 +383,7 @@ class TaskDifference:
 
     @property
     def change(self) -> float:
-        """How much the score changes from the first result to the second one."""
+        """The change of the mean score from the first result to the second."""
         return self.after - self.before
 
     @property
@@ -389,13 +394,13 @@ class TaskDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two results of a suite beside each other.
+    """The comparison of two results of a suite.
 
     Attributes:
-        score: What is compared, as :attr:`SuiteEvaluation.score`.
+        score: The score that is compared, as :attr:`SuiteEvaluation.score`.
         level: The intervals' confidence level.
-        tasks: The tasks that both have, in the order of the first one.
-        overall: The same over all tasks: each counts alike.
+        tasks: The differences of the tasks that both results have, in the first one's order.
+        overall: The difference over all tasks, each with the same weight.
     """
 
     score: str

@@ -1,4 +1,4 @@
-"""Has suites played: here or on the nodes of a cluster, what their record does not have yet."""
+"""Has suites played, here or on the nodes of a cluster, except for what their record has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from gymnasium import logger
 from gymnasium.vector import VectorEnv
 
-from shmvec.evaluation.episodes import Episode, drawn_seeds, recorded
+from shmvec.evaluation.episodes import Episode, draw_seeds, record_videos
 from shmvec.evaluation.nodes import play_on_nodes
 from shmvec.evaluation.progress import reporter
 from shmvec.evaluation.record import Record, RecordError
@@ -30,11 +30,11 @@ __all__ = ["evaluate_suite"]
 def evaluate_suite(
     envs: Any,
     policy: Any,
-    pattern: Sequence[Episode],
+    schedule: Sequence[Episode],
     keys: tuple[str, ...],
     options: Mapping[str, Any],
     *,
-    drawn: bool,
+    draws_seeds: bool,
     record: str | os.PathLike[str] | None,
     videos: tuple[str | os.PathLike[str] | None, Collection[int]],
     ends: Sequence[float],
@@ -46,19 +46,21 @@ def evaluate_suite(
     Args:
         envs: The tasks.
         policy: Chooses actions.
-        pattern: The episodes of each task.
+        schedule: The episodes of each task.
         keys: The keys of last infos that are kept; the first is that of success.
         options: Further options of :class:`SuitePlayer`.
-        drawn: Whether their seeds were drawn: then a record's are taken.
+        draws_seeds: Whether the seeds were drawn; if so, those of a record replace them.
         record: The file to which episodes are appended.
         videos: The folder of videos, and the episodes to record.
-        ends: When the last episode may begin, and when nothing is waited for any more.
+        ends: The times after which no episode begins, and after which nothing is waited for.
         progress: As for ``evaluate``.
-        actor_options: Ray's options for the actors of a cluster; None: it is played here.
+        actor_options: Ray's options for the actors of a cluster. None: it is played here.
     """
     begin = time.monotonic()
     if isinstance(envs, VectorEnv):
-        raise ValueError("a suite, a record and memory= need what makes the envs, no vector env")
+        raise ValueError(
+            "a suite, a record and memory= need functions that make the envs, not a vector env"
+        )
     if isinstance(envs, Sequence) and not isinstance(envs, str) and not is_suite(envs):
         raise TypeError(
             "record=, retries=, max_envs=, memory= and batch_across_tasks= need one function that "
@@ -67,91 +69,91 @@ def evaluate_suite(
     tasks = tasks_of(envs)
     if videos[0] is not None:
         folders = Counter(_file_name(task.name).lower() for task in tasks)
-        same = [task.name for task in tasks if folders[_file_name(task.name).lower()] > 1]
-        if same:
-            raise ValueError(f"the videos of these tasks would be in one folder: {same}")
-    sources = [(task, _make(task, videos)) for task in tasks]
+        clashes = [task.name for task in tasks if folders[_file_name(task.name).lower()] > 1]
+        if clashes:
+            raise ValueError(f"the videos of these tasks would be in one folder: {clashes}")
+    sources = [(task, _env_fn(task, videos)) for task in tasks]
     options = {**options, "keys": keys, "recording": videos[0] is not None}
-    player = SuitePlayer(sources, policy, **options)  # wrong ones are refused before a record
-    kept = None if record is None else Record(record)
+    player = SuitePlayer(sources, policy, **options)  # first: it refuses wrong options
+    record_file = None if record is None else Record(record)
     try:
-        played = _episodes(tasks, pattern, drawn, keys, kept)
-        every = [episode for episodes in played.values() for episode in episodes]
-        done = sum(episode.settled for episode in every)
-        report, ended = reporter(progress, len(every), done)
+        played = _episodes(tasks, schedule, draws_seeds, keys, record_file)
+        all_episodes = [episode for episodes in played.values() for episode in episodes]
+        done = sum(episode.settled for episode in all_episodes)
+        report, close_progress = reporter(progress, len(all_episodes), done)
 
-        def settled(episode: Episode) -> None:
-            if kept is not None:
-                kept.add(episode)
+        def on_settled(episode: Episode) -> None:
+            if record_file is not None:
+                record_file.add(episode)
             report(episode)
 
         try:
             if actor_options is None:
-                given_up = _play_here(player, every, settled, ends)
+                failures = _play_here(player, all_episodes, on_settled, ends)
             else:
-                waiting = [episode for episode in every if not episode.settled]
+                waiting = [episode for episode in all_episodes if not episode.settled]
                 make = partial(_node, sources, options)
-                given_up = play_on_nodes(make, policy, waiting, settled, actor_options)
+                failures = play_on_nodes(make, policy, waiting, on_settled, actor_options)
         finally:
-            ended()
+            close_progress()
     finally:
-        if kept is not None:
-            kept.close()
-    found = {name: evaluation_of(episodes, keys, keys[0]) for name, episodes in played.items()}
+        if record_file is not None:
+            record_file.close()
+    results = {name: evaluation_of(episodes, keys, keys[0]) for name, episodes in played.items()}
     for key in keys[1:]:
-        some = [each for each in found.values() if len(each)]
-        if some and not any(key in each.infos for each in some):
+        with_episodes = [each for each in results.values() if len(each)]
+        if with_episodes and not any(key in each.infos for each in with_episodes):
             logger.warn("%s", f"no episode's last info has {key!r}")
-    failures = {  # another env of the task may have played everything
+    failures = {  # no failure if another env of the task has played everything
         name: reason
-        for name, reason in given_up.items()
+        for name, reason in failures.items()
         if not all(episode.settled for episode in played[name])
     }
     if is_suite(envs):
-        return SuiteEvaluation(tuple(tasks), found, failures, time.monotonic() - begin)
-    (name,) = found
+        return SuiteEvaluation(tuple(tasks), results, failures, time.monotonic() - begin)
+    (name,) = results
     if failures:
         raise RuntimeError(f"the env could not be built: {failures[name]}")
-    return replace(found[name], seconds=time.monotonic() - begin)
+    return replace(results[name], seconds=time.monotonic() - begin)
 
 
-def _make(task: Task, videos: tuple[Any, Collection[int]]) -> EnvFn:
-    """What makes a task's env, which may record videos."""
+def _env_fn(task: Task, videos: tuple[Any, Collection[int]]) -> EnvFn:
+    """The function that makes a task's env, which may record videos."""
     folder, chosen = videos
     make = env_fn_of(task, folder is not None)
     if folder is None:
         return make
-    return recorded([make], os.path.join(folder, _file_name(task.name)), chosen)[0]
+    return record_videos([make], os.path.join(folder, _file_name(task.name)), chosen)[0]
 
 
 def _episodes(
     tasks: Sequence[Task],
-    pattern: Sequence[Episode],
-    drawn: bool,
+    schedule: Sequence[Episode],
+    draws_seeds: bool,
     keys: Sequence[str],
     record: Record | None,
 ) -> dict[str, list[Episode]]:
-    """The episodes of each task, those that the record has filled in."""
-    seeds: list[Any] = [episode.seed for episode in pattern]
+    """The episodes of each task, with the results that the record has."""
+    seeds: list[Any] = [episode.seed for episode in schedule]
     if record is not None:
         if not record.head:
-            record.begin({"drawn": drawn_seeds(1)[0] if drawn else None})
-        if drawn:  # the same ones when it is resumed
+            record.begin({"drawn": draw_seeds(1)[0] if draws_seeds else None})
+        if draws_seeds:  # the record's, so that it can be resumed
             base = record.head["drawn"]
             if base is None:
                 raise RecordError(
-                    f"{record.path} was recorded with seeds=: give the same ones to resume it"
+                    f"{record.path} was recorded with seeds=: give the same seeds to resume it"
                 )
-            seeds = drawn_seeds(len(seeds), base)
+            seeds = draw_seeds(len(seeds), base)
     played = {}
     for task in tasks:
         episodes = [
             Episode(each.number, seed, each.options, task=task.name)
-            for each, seed in zip(pattern, seeds, strict=True)
+            for each, seed in zip(schedule, seeds, strict=True)
         ]
         if record is not None:
-            about = {"env": identity_of(task), "info_keys": list(keys)}
-            record.check_task(task.name, about, {"reference": task.reference})
+            identity = {"env": identity_of(task), "info_keys": list(keys)}
+            record.check_task(task.name, identity, {"reference": task.reference})
             for episode in episodes:
                 record.fill(episode)
         played[task.name] = episodes
@@ -159,27 +161,27 @@ def _episodes(
 
 
 def _file_name(name: str) -> str:
-    """A task's name as that of a folder."""
+    """The name of a task's folder."""
     return re.sub(r"[^\w.-]+", "-", name).strip(".")[:100] or "task"
 
 
 def _play_here(
-    player: SuitePlayer, episodes: Sequence[Episode], settled: Any, ends: Sequence[float]
+    player: SuitePlayer, episodes: Sequence[Episode], on_settled: Any, ends: Sequence[float]
 ) -> dict[str, str]:
     last_start, deadline = ends
     at_once = True
     try:
         player.add(episodes)
-        player.play(settled, last_start, deadline)
+        player.play(on_settled, last_start, deadline)
         at_once = deadline < math.inf
     finally:
         player.close(at_once)
-    return player.given_up
+    return player.failures
 
 
 def _node(
     sources: Sequence[tuple[Task, EnvFn]], options: Mapping[str, Any], policy: Any
 ) -> tuple[SuitePlayer, Callable[[], object]]:
-    """A node's player, and what ends its envs."""
+    """Makes a node's player; returns it, and the function that ends its envs."""
     player = SuitePlayer(sources, policy, **options)
     return player, player.close

@@ -1,4 +1,4 @@
-"""The tasks of a suite: what makes their envs, and what the policy gets of them."""
+"""The tasks of a suite, and the functions that make their envs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from shmvec._hints import did_you_mean, found_spec, refuse_unknown
+from shmvec._hints import did_you_mean, find_env_spec, refuse_unknown
 from shmvec._named import find_env
-from shmvec.evaluation.record import plain
+from shmvec.evaluation.record import to_plain
 
 __all__ = ["Task", "env_fn_of", "identity_of", "is_suite", "read_suite", "tasks_of"]
 
@@ -33,14 +33,14 @@ class Task:
     """One task of a suite.
 
     Attributes:
-        env: What makes its env: an id of Gymnasium's registry ("module:Env-v0" to import a module
-            first), "module:function", "path/file.py:function", a spec, or a function.
-        kwargs: Arguments of the env, where ``env`` is a text or a spec.
-        instruction: What a policy is to do, in words or as anything else; only the policy reads it.
-        reference: The returns of a random policy and of a human or an expert. Where all tasks have
-            them, scores are normalised: 0 and 1 are these two.
-        name: Its name, which :func:`shmvec.evaluate` sets.
-        index: Its place in the suite, which :func:`shmvec.evaluate` sets.
+        env: Its env: an id of Gymnasium's registry ("module:Env-v0" to import a module first),
+            "module:function", "path/file.py:function", a spec, or a function that makes it.
+        kwargs: Arguments of the env, if ``env`` is a text or a spec.
+        instruction: What a policy is to do, in words or as any object; only the policy reads it.
+        reference: The returns of a random policy and of a human or an expert. If all tasks have
+            them, scores are normalised: 0 and 1 stand for these two.
+        name: Its name, set by :func:`shmvec.evaluate`.
+        index: Its place in the suite, set by :func:`shmvec.evaluate`.
     """
 
     env: Source = field(hash=False)
@@ -69,7 +69,10 @@ class Task:
             object.__setattr__(self, "reference", (low, high))
 
     def normalised(self, returns: Any) -> Any:
-        """Returns by the scale of the reference: 0 for its first number, 1 for its second.
+        """Returns on the scale of the reference: 0 for its first number, 1 for its second.
+
+        Args:
+            returns: A return, or an array of them.
 
         Raises:
             ValueError: The task has no reference.
@@ -84,7 +87,7 @@ Suite: TypeAlias = "str | Mapping[str, Source | Task] | Sequence[str | EnvSpec |
 
 
 def is_suite(envs: Any) -> bool:
-    """Whether ``evaluate`` is given tasks, and not one env."""
+    """Whether the argument of ``evaluate`` is a suite of tasks, and not one env."""
     if isinstance(envs, str):
         return any(each in envs for each in _WILDCARDS)
     if isinstance(envs, Mapping):
@@ -95,14 +98,14 @@ def is_suite(envs: Any) -> bool:
 
 
 def tasks_of(envs: Any) -> list[Task]:
-    """The tasks of a suite, or of one env; none of their envs is built.
+    """The tasks of a suite, or of one env; no env is built.
 
     Raises:
         ValueError: There are none, two have the same name, or there is no such id, file or module.
-        TypeError: One is something else.
+        TypeError: A task or a name is of a wrong type.
     """
     if isinstance(envs, str) and is_suite(envs):  # a pattern
-        named: list[tuple[str, Any]] = [(name, name) for name in _matching(envs)]
+        named: list[tuple[str, Any]] = [(name, name) for name in _matching_ids(envs)]
     elif isinstance(envs, Mapping):
         named = list(envs.items())
     elif is_suite(envs):
@@ -119,7 +122,7 @@ def tasks_of(envs: Any) -> list[Task]:
         if name in tasks:
             raise ValueError(f"two tasks are called {name!r}: give a dict, from names to envs")
         tasks[name] = replace(task, name=name, index=index)
-        env_fn_of(tasks[name])  # its id, file or module is looked for now, and not hours later
+        env_fn_of(tasks[name])  # a missing id, file or module raises now, and not hours later
     return list(tasks.values())
 
 
@@ -133,38 +136,38 @@ def _name(source: Any) -> str:
     return str(getattr(source, "__qualname__", None) or type(source).__qualname__)
 
 
-def _matching(pattern: str) -> list[str]:
-    """The ids of Gymnasium's registry that match, all versions of them."""
+def _matching_ids(pattern: str) -> list[str]:
+    """The ids of Gymnasium's registry that match a pattern, in all versions."""
     module, _, pattern = pattern.rpartition(":")
     if module:
         importlib.import_module(module)
-    found = [id for id in gym.registry if fnmatch.fnmatchcase(id, pattern)]
-    if not found:
+    ids = [id for id in gym.registry if fnmatch.fnmatchcase(id, pattern)]
+    if not ids:
         hint = did_you_mean([pattern.strip(_WILDCARDS)], gym.registry)
         raise ValueError(f"no id of Gymnasium's registry matches {pattern!r}{hint}")
     prefix = f"{module}:" if module else ""
-    return [prefix + id for id in found]
+    return [prefix + id for id in ids]
 
 
-def env_fn_of(task: Task, draws: bool = False) -> EnvFn:
+def env_fn_of(task: Task, renders: bool = False) -> EnvFn:
     """The function that makes a task's env.
 
     Args:
         task: The task.
-        draws: Whether it is to have the render mode ``rgb_array``, if it is made by its id.
+        renders: Whether it gets the render mode ``rgb_array``, if it is made by id.
 
     Raises:
         ValueError: There is no such file, module or function.
         gymnasium.error.Error: There is no such id.
-        TypeError: It is none of these.
+        TypeError: The task's env is of a wrong type.
     """
     source, kwargs = task.env, dict(task.kwargs)
     if isinstance(source, str) and _names_function(source):
         return find_env(source, kwargs)[0]
     if isinstance(source, (str, EnvSpec)):
-        spec = found_spec(source) if isinstance(source, str) else source
-        drawing = {"render_mode": "rgb_array"} if draws else {}
-        return partial(gym.make, spec, **{**drawing, **kwargs})
+        spec = find_env_spec(source) if isinstance(source, str) else source
+        render_option = {"render_mode": "rgb_array"} if renders else {}
+        return partial(gym.make, spec, **{**render_option, **kwargs})
     if not callable(source):
         raise TypeError(
             f"task {task.name!r}: an env is an id, a spec, 'path/file.py:function' or a function, "
@@ -176,50 +179,50 @@ def env_fn_of(task: Task, draws: bool = False) -> EnvFn:
 
 
 def _names_function(name: str) -> bool:
-    """Whether a text is "path/file.py:function" or "module:function", and no id."""
+    """Whether a text is "path/file.py:function" or "module:function", and not an id."""
     where, _, what = name.rpartition(":")
     if where.endswith(".py") or what.endswith(".py"):
         return True
     if not where:
         return False
-    with suppress(ImportError):  # what is wrong with it is said of the id
+    with suppress(ImportError):  # the text is then looked up as an id, which raises
         return callable(getattr(importlib.import_module(where), what, None))
     return False
 
 
 def identity_of(task: Task) -> str:
-    """A text that says which env a task has, as far as its name and arguments do."""
+    """A text that identifies a task's env by its name and arguments."""
     source = task.env
     if isinstance(source, EnvSpec):
         source = source.id
-    given: list[Any] = [dict(task.kwargs)]
+    arguments: list[Any] = [dict(task.kwargs)]
     if not isinstance(source, str):
         inner: Any = source
         while isinstance(inner, partial):
-            given += [inner.args, inner.keywords]
+            arguments += [inner.args, inner.keywords]
             inner = inner.func
         kind = getattr(inner, "__qualname__", None) or type(inner).__qualname__
         source = f"{getattr(inner, '__module__', '')}:{kind}"
-    return json.dumps([source, *map(plain, given)], sort_keys=True)
+    return json.dumps([source, *map(to_plain, arguments)], sort_keys=True)
 
 
 def read_suite(file: Path) -> tuple[dict[str, Task], dict[str, Any]]:
-    """The tasks of a TOML file, and the other arguments of ``evaluate`` that it has.
+    """The tasks in a TOML file, and the other arguments of ``evaluate`` in it.
 
-    Files of envs are looked for beside it.
+    Relative paths of envs' files are relative to its folder.
 
     Raises:
         ImportError: This is Python 3.10, and tomli is not installed.
-        ValueError: The file is none, or has something else.
+        ValueError: The file is not TOML, or does not describe tasks.
     """
     try:
         toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ImportError as error:
-        raise ImportError("Python 3.10 reads TOML by tomli: pip install tomli") from error
+        raise ImportError("Python 3.10 needs tomli to read TOML: pip install tomli") from error
     try:
         content = toml.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is no TOML: {error}") from error
+        raise ValueError(f"{file} is not TOML: {error}") from error
     tables = content.pop("tasks", None)
     if isinstance(tables, list) and all(isinstance(id, str) for id in tables):
         tables = {id: {"env": id} for id in tables}

@@ -1,6 +1,6 @@
-"""Batches of actions and states: checked, split among the rows, and joined from their answers.
+"""Batches of actions and states: checks them, splits them among rows, and joins the answers.
 
-Values are split and joined by their space, since a tuple may hold parts of one value, or values.
+Values are split and joined by their space: a tuple can be one value with parts, or several values.
 """
 
 from __future__ import annotations
@@ -15,28 +15,20 @@ import numpy.typing as npt
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from shmvec.exchange import Answers
-from shmvec.planning.rows import DT, INDEX, NUM_ORDERS, SET, WANTED
-from shmvec.spaces import Anything, mapped
+from shmvec.planning.rows import DT, INDEX, NUM_ORDERS, RETURN, SET
+from shmvec.spaces import ARRAY_SPACES, Anything, mapped
 
 __all__ = ["Batch", "Batches", "checked_dt"]
 
-Where = npt.NDArray[np.intp]
-
-# Spaces whose batches are one array.
-_ARRAYS = (
-    gym.spaces.Box,
-    gym.spaces.Discrete,
-    gym.spaces.MultiBinary,
-    gym.spaces.MultiDiscrete,
-)
+Places = npt.NDArray[np.intp]
 
 
 class Batches:
     """Makes batches for the rows of one kind of env.
 
     Attributes:
-        row_observation_space: Space of a row's observations, see rows.py.
-        row_action_space: Space of a row's actions.
+        row_observation_space: Space of a row's observations; see rows.py.
+        row_action_space: Space of a row's actions; see rows.py.
         observation_space: Observation space of one env.
         action_space: Action space of one env.
         state_space: State space of one env.
@@ -44,7 +36,7 @@ class Batches:
     """
 
     def __init__(self, row_observation_space: Any, row_action_space: Any, list_infos: bool) -> None:
-        """Makes batches for rows with these spaces."""
+        """Prepares to make batches for rows with these spaces."""
         self.row_observation_space = row_observation_space
         self.row_action_space = row_action_space
         self.list_infos = list_infos
@@ -53,27 +45,29 @@ class Batches:
         self.state_space: gym.Space[Any] = row_action_space["state"]
         self._states_differ = isinstance(self.state_space, Anything)  # in size
 
-    def to_step(self, actions: Any, states: Any, dt: Any, with_states: bool, kept: bool) -> Batch:
-        """A batch of the arguments of ``step_batch``; copied if it is to be ``kept``.
+    def make_step_batch(
+        self, actions: Any, states: Any, dt: Any, with_states: bool, copy_values: bool
+    ) -> Batch:
+        """Makes a batch of the arguments of ``step_batch``, or of copies of them.
 
         Raises:
             ValueError: Numbers or shapes do not fit.
-            TypeError: A dtype does not.
+            TypeError: A dtype does not fit.
         """
         actions, count = self._actions(actions)
         times = checked_dt(dt, count)
-        given = states is not None
-        if given:
+        sets_states = states is not None
+        if sets_states:
             states = self._states(states, count)
-        if kept:
+        if copy_values:
             actions, states = copy.deepcopy((actions, states))
-        if not given:
-            states = _nothing(self.state_space, count)
-        return Batch(self, actions, states, times, given, with_states)
+        if not sets_states:
+            states = _placeholders(self.state_space, count)
+        return Batch(self, actions, states, times, sets_states, with_states)
 
-    def to_set(self, state: Any, count: int) -> Batch:
-        """A batch that sets a checked state in ``count`` rows."""
-        actions = _nothing(self.action_space, count)
+    def make_set_batch(self, state: Any, count: int) -> Batch:
+        """Makes a batch that sets a checked state in ``count`` rows."""
+        actions = _placeholders(self.action_space, count)
         return Batch(self, actions, self._states([state] * count, count), 0, True, False)
 
     def checked_state(self, state: Any) -> Any:
@@ -81,12 +75,12 @@ class Batches:
         return self._states([state], 1)[0]
 
     def _actions(self, actions: Any) -> tuple[Any, int]:
-        """Actions as the action space batches them, and how many they are."""
+        """Actions, checked, as the action space batches them, and their number."""
         space = self.action_space
         counts: set[int] = set()
 
         def checked(space: gym.Space[Any], actions: Any) -> Any:
-            if isinstance(space, _ARRAYS):
+            if isinstance(space, ARRAY_SPACES):
                 actions = np.asarray(actions)
                 if actions.ndim == 0 or (actions.shape[1:] != space.shape and len(actions)):
                     raise ValueError(
@@ -101,11 +95,11 @@ class Batches:
             return actions
 
         try:
-            if isinstance(actions, list) and not isinstance(space, _ARRAYS):
+            if isinstance(actions, list) and not isinstance(space, ARRAY_SPACES):
                 if not actions:
                     return actions, 0
-                room: Any = create_empty_array(space, len(actions))
-                actions = concatenate(space, actions, room)
+                empty: Any = create_empty_array(space, len(actions))
+                actions = concatenate(space, actions, empty)
             actions = mapped(space, checked, space, actions)
             if len(counts) != 1:
                 raise ValueError(f"their parts are of {sorted(counts)} actions")
@@ -115,19 +109,19 @@ class Batches:
         return actions, counts.pop()
 
     def _states(self, states: Any, count: int) -> Any:
-        """States as an array, or as a list if they are not of fixed size."""
+        """States, checked, as an array, or as a list if they are not of fixed size."""
         space = self.state_space
         try:
             states = list(states) if self._states_differ else np.asarray(states)
-            found = (len(states),) if self._states_differ else states.shape
+            shape = (len(states),) if self._states_differ else states.shape
             expected = (count, *(space.shape or ()))
-            if found[:1] == expected[:1] == (0,):  # an empty list has no further shape
+            if shape[:1] == expected[:1] == (0,):  # an empty list has no further axes
                 return states
             if not self._states_differ and states.dtype != space.dtype:
                 raise TypeError(f"they are {states.dtype}, not {space.dtype}")
-            if found != expected:
+            if shape != expected:
                 raise ValueError(
-                    f"their shape is {found}, expected {expected}, one for each of {count} actions"
+                    f"their shape is {shape}, expected {expected}, one for each of {count} actions"
                 )
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
@@ -136,15 +130,21 @@ class Batches:
 
 
 class Batch:
-    """The requests of one batch, and its results as they come.
+    """The requests of a batch, and the results that have come so far.
 
     Attributes:
         count: The number of actions and states.
-        sets_states: Whether its rows begin with its states.
+        sets_states: Whether its rows set its states before they step.
     """
 
     def __init__(
-        self, kind: Batches, actions: Any, states: Any, dt: Any, given: bool, with_states: bool
+        self,
+        kind: Batches,
+        actions: Any,
+        states: Any,
+        dt: Any,
+        sets_states: bool,
+        with_states: bool,
     ) -> None:
         """Makes a batch of checked values.
 
@@ -153,53 +153,54 @@ class Batch:
             actions: The actions.
             states: The states, or placeholders.
             dt: How often each action is repeated.
-            given: Whether states are given.
+            sets_states: Whether the states are set.
             with_states: Whether new states are returned.
         """
         self.count = len(states)
-        self.sets_states = given
+        self.sets_states = sets_states
         self._with_states = with_states
         self._kind = kind
         orders = np.zeros((self.count, NUM_ORDERS), np.int64)
-        orders[:, DT], orders[:, SET], orders[:, WANTED] = dt, given, with_states
-        orders[:, INDEX] = np.arange(self.count)
+        orders[:, DT], orders[:, INDEX] = dt, np.arange(self.count)
+        orders[:, SET], orders[:, RETURN] = sets_states, with_states
         self._row_actions = {"action": actions, "state": states, "orders": orders}
-        self._observed: Any = None  # made when the first part comes, if that is not all
+        self._observations: Any = None  # made with the first answers, unless they are all
         self._rewards = np.zeros(self.count)
-        self._infos: list[tuple[Any, Where]] = []
+        self._infos: list[tuple[Any, Places]] = []
 
-    def part(self, where: Where) -> Any:
-        """The actions of some rows; the indices must be in ascending order."""
-        first, end = where[0], where[-1] + 1
+    def select(self, places: Places) -> Any:
+        """The actions of the rows at some places, which must be in ascending order."""
+        first, end = places[0], places[-1] + 1
 
-        def chosen(values: Any) -> Any:
-            if isinstance(values, np.ndarray):  # neighbours need no copy
-                return values[first:end] if len(where) == end - first else values[where]
-            return tuple(values[index] for index in where.tolist())
+        def rows(values: Any) -> Any:
+            if isinstance(values, np.ndarray):  # a slice of neighbours is not copied
+                return values[first:end] if len(places) == end - first else values[places]
+            return tuple(values[index] for index in places.tolist())
 
-        return mapped(self._kind.row_action_space, chosen, self._row_actions)
+        return mapped(self._kind.row_action_space, rows, self._row_actions)
 
-    def put(self, where: Where, answers: Answers) -> None:
-        """Puts answers into their places, where later ones replace earlier; infos are joined."""
-        self._infos.append((answers.infos, where))
-        if self._observed is None and len(where) == self.count and not answers.reports:
-            self._observed, self._rewards = answers.observations, answers.rewards  # not copied
+    def put(self, places: Places, answers: Answers) -> None:
+        """Stores answers at their places; they replace earlier ones, but infos are joined."""
+        self._infos.append((answers.infos, places))
+        if self._observations is None and len(places) == self.count and not answers.reports:
+            self._observations, self._rewards = answers.observations, answers.rewards  # not copied
             return
 
-        def place(room: Any, values: Any) -> None:
-            if isinstance(room, np.ndarray):
-                room[where] = values
+        def place(empty: Any, values: Any) -> None:
+            if isinstance(empty, np.ndarray):
+                empty[places] = values
             else:
-                for index, value in zip(where.tolist(), values, strict=True):
-                    room[index] = value
+                for index, value in zip(places.tolist(), values, strict=True):
+                    empty[index] = value
 
-        self._observed = self._room() if self._observed is None else self._observed
-        mapped(self._kind.row_observation_space, place, self._observed, answers.observations)
-        self._rewards[where] = answers.rewards
+        if self._observations is None:
+            self._observations = self._empty_results()
+        mapped(self._kind.row_observation_space, place, self._observations, answers.observations)
+        self._rewards[places] = answers.rewards
 
-    def give_up(self, where: Where) -> None:
-        """Marks rows whose answers were put as truncated."""
-        self._observed["ends"][where] = (0, 1)
+    def truncate(self, places: Places) -> None:
+        """Marks rows that have answers as truncated."""
+        self._observations["ends"][places] = (0, 1)
 
     def results(self) -> tuple[Any, ...]:
         """The results of ``step_batch``."""
@@ -207,27 +208,27 @@ class Batch:
         def batched(values: Any) -> Any:
             return tuple(values) if isinstance(values, list) else values
 
-        observed = self._room() if self._observed is None else self._observed
-        ends = observed["ends"].astype(bool)
+        observations = self._empty_results() if self._observations is None else self._observations
+        ends = observations["ends"].astype(bool)
         results = (
-            mapped(self._kind.observation_space, batched, observed["observation"]),
+            mapped(self._kind.observation_space, batched, observations["observation"]),
             self._rewards,
             ends[:, 0].copy(),
             ends[:, 1].copy(),
-            (_listed_infos if self._kind.list_infos else _joined_infos)(self._infos, self.count),
+            (_list_infos if self._kind.list_infos else _join_infos)(self._infos, self.count),
         )
-        states = observed["state"]
+        states = observations["state"]
         states = states if isinstance(states, np.ndarray) else list(states)
         return (states, *results) if self._with_states else results
 
-    def _room(self) -> Any:
-        """Empty arrays or lists for the observations of all rows, nested as their space."""
+    def _empty_results(self) -> Any:
+        """Uninitialised arrays or lists for all rows' observations, nested as their space."""
 
-        def room(values: Any) -> Any:
+        def empty(values: Any) -> Any:
             return values if isinstance(values, np.ndarray) else [None] * self.count
 
         space = self._kind.row_observation_space
-        return mapped(space, room, create_empty_array(space, self.count))
+        return mapped(space, empty, create_empty_array(space, self.count))
 
 
 def checked_dt(dt: Any, count: int) -> npt.NDArray[np.int64]:
@@ -244,8 +245,8 @@ def checked_dt(dt: Any, count: int) -> npt.NDArray[np.int64]:
     return np.broadcast_to(times, count).astype(np.int64)
 
 
-def _nothing(space: gym.Space[Any], count: int) -> Any:
-    """Placeholders for values that are not read; None where Gymnasium does not know the space."""
+def _placeholders(space: gym.Space[Any], count: int) -> Any:
+    """Placeholders for values that are not read; None for spaces that Gymnasium does not know."""
 
     def values(part: Any) -> Any:
         return (None,) * count if part is None else part
@@ -253,36 +254,36 @@ def _nothing(space: gym.Space[Any], count: int) -> Any:
     return mapped(space, values, create_empty_array(space, count))
 
 
-def _listed_infos(pieces: Sequence[tuple[list[dict[str, Any]], Where]], count: int) -> Any:
-    """Infos of a batch, one dict for each row; later values replace earlier ones."""
+def _list_infos(pieces: Sequence[tuple[list[dict[str, Any]], Places]], count: int) -> Any:
+    """A batch's infos as a list of dicts; later values replace earlier ones."""
     if len(pieces) == 1 and len(pieces[0][1]) == count:
         return pieces[0][0]
     joined: list[dict[str, Any]] = [{}] * count
-    for infos, where in pieces:
-        for index, info in zip(where.tolist(), infos, strict=True):
+    for infos, places in pieces:
+        for index, info in zip(places.tolist(), infos, strict=True):
             joined[index] = {**joined[index], **info}
     return joined
 
 
-def _joined_infos(pieces: Sequence[tuple[dict[str, Any], Where]], count: int) -> dict[str, Any]:
-    """Gathered infos of a batch, joined from its pieces; later values replace earlier ones."""
+def _join_infos(pieces: Sequence[tuple[dict[str, Any], Places]], count: int) -> dict[str, Any]:
+    """A batch's infos as a dict of arrays; later values replace earlier ones."""
     if len(pieces) == 1 and len(pieces[0][1]) == count:
         return pieces[0][0]
     joined: dict[str, Any] = {}
     for key in dict.fromkeys(key for infos, _ in pieces for key in infos):
-        found = [(infos[key], where) for infos, where in pieces if key in infos]
-        if all(isinstance(value, dict) for value, _ in found):
-            joined[key] = _joined_infos(found, count)
+        values = [(infos[key], places) for infos, places in pieces if key in infos]
+        if all(isinstance(value, dict) for value, _ in values):
+            joined[key] = _join_infos(values, count)
             continue
-        arrays = [(np.asarray(value), where) for value, where in found]
-        joined[key] = room = _empty([array for array, _ in arrays], count)
-        for array, where in arrays:
-            room[where] = array
+        arrays = [(np.asarray(value), places) for value, places in values]
+        joined[key] = empty = _empty_info_array([array for array, _ in arrays], count)
+        for array, places in arrays:
+            empty[places] = array
     return joined
 
 
-def _empty(arrays: Sequence[Any], count: int) -> Any:
-    """Zeros, or Nones, as Gymnasium's infos have for envs without a value."""
+def _empty_info_array(arrays: Sequence[Any], count: int) -> Any:
+    """An array of zeros or Nones, which Gymnasium's infos have for envs without a value."""
     shapes = {array.shape[1:] for array in arrays}
     dtypes = {array.dtype for array in arrays}
     dtype: Any = dtypes.pop()

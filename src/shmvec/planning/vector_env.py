@@ -1,4 +1,4 @@
-"""``PlanningVectorEnv`` steps batches of (state, action) pairs; its interface is plangym's."""
+"""``PlanningVectorEnv``: steps batches of (state, action) pairs, with plangym's interface."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from shmvec._cores import usable_cores
 from shmvec._options import takes_options
 from shmvec.exchange import EnvFn, Guard, OwnsProcesses, exclusive
 from shmvec.planning.batches import checked_dt
-from shmvec.planning.rows import SharedEnv, copied
+from shmvec.planning.rows import SharedEnv, copy_state
 from shmvec.planning.workers import Task, Workers
 from shmvec.spaces import one_of
 
 __all__ = ["PlanningVectorEnv"]
 
-_ROWS = 512
+_DEFAULT_ROWS = 512
 
 
 class PlanningVectorEnv(OwnsProcesses):
     """Steps batches of states and actions in parallel, for tree search and random shooting.
 
-    Every worker process has one env. A batch may have any size: it is split evenly over the
-    workers, which for each row set its state, step its action and return the new state.
+    Each worker process has one env. A batch may have any size: it is split evenly over the workers.
+    For each row, a worker sets the row's state, steps with its action, and returns the new state.
 
-    Without states, each worker's env continues from its present state, row by row of its part of
-    the batch: use as many rows as workers, or ``sync_states`` first.
+    Without states, each worker's env continues from its present state, row after row of its part of
+    the batch: use as many rows as workers, or call ``sync_states`` first.
 
-    What is not about batches (``step``, ``get_state``, ``render``, attributes of the env) is done
-    by one more env in this process, which is built at its first use.
+    One more env, in this process, serves what is not about batches: ``step``, ``get_state``,
+    ``render``, attributes of the env. It is built at its first use.
 
     The interface is that of plangym's ``ParallelEnv``, for plain Gymnasium envs. States of MuJoCo,
     Atari, classic control and toy text envs under Gymnasium's usual wrappers are arrays of fixed
-    size; an env with ``get_state()`` and ``set_state(state)`` defines its own states; of any other
-    env all attributes are pickled.
+    size. An env with ``get_state()`` and ``set_state(state)`` defines its own states. For any other
+    env, a state is its pickled attributes.
 
     Attributes:
-        n_workers: Number of worker processes; 0: the envs live in this process.
+        n_workers: Number of worker processes; 0: the envs are in this process.
         processes: The worker processes, one for each worker.
         frameskip: How often each step is repeated with the same action.
         autoreset: Whether an env whose episode has ended is reset by its next step without a state.
@@ -77,7 +77,7 @@ class PlanningVectorEnv(OwnsProcesses):
         "overlap",
         "recycle_after",
         "spare_envs",
-        because="n_workers= says how many processes there are, all rows of one share an env, and "
+        reason="n_workers= says how many processes there are, all rows of one share an env, and "
         "results are copies",
     )
     def __init__(
@@ -98,33 +98,35 @@ class PlanningVectorEnv(OwnsProcesses):
         Args:
             env_fns: Makes an env; or one such function for each worker, of envs that are alike.
             n_workers: Number of worker processes. None: one for each usable core, or for each of
-                the functions. 0: the env lives in this process, for debuggers and profilers.
+                the functions. 0: the env is in this process, for debuggers and profilers.
             frameskip: How often each step is repeated with the same action.
             autoreset: Whether an env whose episode has ended is reset by its next step without a
                 state; ``infos["autoreset"]`` says so.
-            include_rng: Whether states hold the random generators of envs whose steps are random:
-                the same state and action then always lead to the same result. False: each worker
-                draws its own numbers.
-            delay_setup: Whether nothing is started before ``setup``, or the first use.
-            rows: How many pairs the workers get at a time; larger batches are stepped in rounds.
-                Each takes the memory of two states, an observation and an action. None: 512.
-            list_infos: Whether infos of batches are a list with the dict that each row's env has
-                returned. False: they are gathered as Gymnasium's vector envs do.
+            include_rng: Whether states include the random generators of envs whose steps are
+                random, so that the same state and action always lead to the same result. False:
+                each worker draws its own numbers.
+            delay_setup: Whether the workers are only started by ``setup``, or at their first use.
+            rows: Number of pairs that the workers get at a time; larger batches are stepped in
+                rounds. Each takes the memory of two states, an observation and an action. None:
+                512, or the number of workers if that is larger.
+            list_infos: Whether the infos of a batch are a list of the dicts that the envs have
+                returned. False: they are gathered into a dict of arrays, as in Gymnasium's vector
+                envs.
             **options: Of :class:`shmvec.ShmVectorEnv`: {options}.
                 With a fault policy, rows whose worker has died are retried, if their states were
-                given; a row that fails otherwise, or a third time, is truncated, its results are
+                given. A row that fails otherwise, or a third time, is truncated: its results are
                 void, and ``infos["fault"]`` says why.
 
         Raises:
-            TypeError: An env_fn is not callable; the state of an env cannot be taken; and as
+            TypeError: An env_fn is not callable; the state of an env cannot be read; and as
                 ``ShmVectorEnv``.
             ValueError: A number is out of range; and as ``ShmVectorEnv``.
             Exception: Whatever an env_fn raises.
         """
         self._workers: Workers | None = None
         self._local: SharedEnv | None = None
-        self._current: Any = None  # the state that was last set in all envs
-        self._newest = object()  # identifies the last call that sets such a state
+        self._current_state: Any = None  # the last state that was set in all envs
+        self._last_set_call = object()  # identifies the last call that sets such a state
         self.closed = False
         self.guard = Guard()
         self._arguments = {
@@ -154,7 +156,8 @@ class PlanningVectorEnv(OwnsProcesses):
             )
         self.frameskip = checked_count("frameskip", frameskip)
         self.autoreset = bool(autoreset)
-        num_rows = max(1, self.n_workers, _ROWS) if rows is None else checked_count("rows", rows)
+        default = max(1, self.n_workers, _DEFAULT_ROWS)
+        num_rows = default if rows is None else checked_count("rows", rows)
         if num_rows < self.n_workers:
             raise ValueError(f"rows={rows} is less than there are workers ({self.n_workers})")
         makers = [
@@ -166,14 +169,14 @@ class PlanningVectorEnv(OwnsProcesses):
         )
         self._make_local = makers[0]
         if not delay_setup:
-            self._running()
+            self._get_workers()
 
     @exclusive
     def setup(self) -> None:
-        """Starts the workers, if they are not running; only needed with ``delay_setup``."""
-        self._running()
+        """Starts the workers, if they are not running; only useful with ``delay_setup``."""
+        self._get_workers()
 
-    def _running(self) -> Workers:
+    def _get_workers(self) -> Workers:
         """The workers, started at the first use."""
         if self.closed:
             raise ClosedEnvironmentError("This PlanningVectorEnv is closed: make another one.")
@@ -184,22 +187,22 @@ class PlanningVectorEnv(OwnsProcesses):
     @property
     def processes(self) -> list[Any]:
         """The worker processes, one for each worker; empty if ``n_workers`` is 0."""
-        return self._running().processes
+        return self._get_workers().processes
 
     @property
     def observation_space(self) -> gym.Space[Any]:
         """Observation space of one env."""
-        return self._running().batches.observation_space
+        return self._get_workers().batches.observation_space
 
     @property
     def action_space(self) -> gym.Space[Any]:
         """Action space of one env."""
-        return self._running().batches.action_space
+        return self._get_workers().batches.action_space
 
     @property
     def state_space(self) -> gym.Space[Any]:
         """The space of states."""
-        return self._running().batches.state_space
+        return self._get_workers().batches.state_space
 
     # ---- batches -----------------------------------------------------------------------------
 
@@ -215,32 +218,32 @@ class PlanningVectorEnv(OwnsProcesses):
         """Steps a batch of actions, each from a state of its own.
 
         Args:
-            actions: ``(n, ...)``: a list, or batched as ``action_space`` says. ``n`` may be
-                anything, 0 included.
+            actions: ``(n, ...)``: a list, or batched as ``action_space`` says. ``n`` may be any
+                number, also 0.
             states: One for each action: an array ``(n, ...)`` or a list. None: the workers' envs
                 continue from their present states.
-            dt: How often each action is repeated, an int or ints ``(n,)``; the end of an episode
-                ends it. Rewards are summed.
+            dt: How often each action is repeated, an int or ints ``(n,)``, unless the episode ends
+                before. Rewards are summed.
             return_state: Whether the new states are returned. None: if states were given.
             blocking: Whether to wait. False: returns a ``Promise``.
 
         Returns:
-            ``(observations, rewards, ends, truncateds, infos)``, with the new states first if they
-            are returned: arrays ``(n, ...)`` (states of no fixed size: a list), float64, bool and
-            bool ``(n,)``, and infos as Gymnasium's vector envs return them, or as ``list_infos``
-            says.
+            ``(observations, rewards, ends, truncateds, infos)``, after the new states if these are
+            returned. Observations and states are arrays ``(n, ...)``; states without a fixed size
+            are a list. Rewards are float64 ``(n,)``, ends and truncateds bool ``(n,)``. Infos are
+            as Gymnasium's vector envs return them, or as ``list_infos`` says.
 
         Raises:
             AlreadyPendingCallError: Another call is under way. Nothing was sent.
             ValueError: Numbers or shapes do not fit. Nothing was sent.
-            TypeError: A dtype does not. Nothing was sent.
+            TypeError: A dtype does not fit. Nothing was sent.
             Exception: Whatever an env raises, with a note that names the row of the batch.
         """
-        workers = self._running()
-        returned = states is not None if return_state is None else bool(return_state)
-        # Copied if it is sent later: the caller may have changed the arrays by then.
-        batch = workers.batches.to_step(actions, states, dt, returned, kept=not blocking)
-        return workers.do(workers.stepping(batch), blocking)
+        workers = self._get_workers()
+        with_states = states is not None if return_state is None else bool(return_state)
+        # Copied if it may be sent later, since the caller may change the arrays before.
+        batch = workers.batches.make_step_batch(actions, states, dt, with_states, not blocking)
+        return workers.run_task(workers.step_task(batch), blocking)
 
     # ---- states of all workers ---------------------------------------------------------------
 
@@ -256,9 +259,10 @@ class PlanningVectorEnv(OwnsProcesses):
             ValueError: It has another shape than this env's states.
             TypeError: It has another dtype.
         """
-        workers = self._running()
-        given = self.get_state() if state is None else copied(state)
-        return workers.do(workers.setting(workers.batches.checked_state(given)), blocking)
+        workers = self._get_workers()
+        state = self.get_state() if state is None else copy_state(state)
+        task = workers.set_state_task(workers.batches.checked_state(state))
+        return workers.run_task(task, blocking)
 
     @exclusive
     def set_state(self, state: Any, blocking: bool = True) -> Any:
@@ -272,20 +276,20 @@ class PlanningVectorEnv(OwnsProcesses):
             ValueError: It has another shape than this env's states.
             TypeError: It has another dtype.
         """
-        workers = self._running()
-        given = workers.batches.checked_state(copied(state))
-        self._newest = object()
-        self._set_current(given)
-        return workers.do(workers.setting(given), blocking)
+        workers = self._get_workers()
+        state = workers.batches.checked_state(copy_state(state))
+        self._last_set_call = object()
+        self._set_current(state)
+        return workers.run_task(workers.set_state_task(state), blocking)
 
     def get_state(self) -> Any:
-        """The state of this process's env: of the last ``reset``, ``set_state`` or ``step``."""
-        if self._local is None and self._current is not None:
-            return copied(self._current)
-        return self._here().get_state()
+        """The state of this process's env, after its last ``reset``, ``set_state`` or ``step``."""
+        if self._local is None and self._current_state is not None:
+            return copy_state(self._current_state)
+        return self._get_local().get_state()
 
     def _set_current(self, state: Any) -> None:
-        self._current = state
+        self._current_state = state
         if self._local is not None:
             self._local.set_state(state)
 
@@ -310,46 +314,47 @@ class PlanningVectorEnv(OwnsProcesses):
             blocking: Whether to wait. False: returns a ``Promise``.
 
         Returns:
-            ``(state, observation, info)``, or without the state; with ``indices`` batches of them.
+            ``(state, observation, info)``, or without the state; with ``indices``, batches of them.
 
         Raises:
             ValueError: There is no such worker, or it is named twice.
             TypeError: An index is no integer.
             Exception: Whatever the env raises.
         """
-        workers = self._running()
+        workers = self._get_workers()
         if indices is None:
-            self._newest = this = object()
-            return workers.do(self._resetting(seed, options, return_state, this), blocking)
-        which = existing_env_ids(indices, workers.count)
-        return workers.do(self._resetting_some(which, seed, options, return_state), blocking)
+            self._last_set_call = call = object()
+            return workers.run_task(self._reset_task(seed, options, return_state, call), blocking)
+        worker_ids = existing_env_ids(indices, workers.count)
+        task = self._reset_some_task(worker_ids, seed, options, return_state)
+        return workers.run_task(task, blocking)
 
-    def _resetting(
-        self, seed: int | None, options: Any, returned: bool, this: object
+    def _reset_task(
+        self, seed: int | None, options: Any, returns_state: bool, call: object
     ) -> Task[tuple[Any, ...]]:
-        workers = self._running()
-        answers = yield from workers.resetting(np.zeros(1, np.intp), [seed], options)
-        state = copied(answers.observations["state"][0])
-        if self._newest is this:  # else another state was set meanwhile
+        workers = self._get_workers()
+        answers = yield from workers.reset_task(np.zeros(1, np.intp), [seed], options)
+        state = copy_state(answers.observations["state"][0])
+        if self._last_set_call is call:  # no other state was set meanwhile
             self._set_current(state)
-        yield from workers.setting(state)
+        yield from workers.set_state_task(state)
         observations = answers.observations["observation"]
         result = one_of(self.observation_space, observations, 0), answers.infos[0]
-        return (copied(state), *result) if returned else result
+        return (copy_state(state), *result) if returns_state else result
 
-    def _resetting_some(
-        self, which: npt.NDArray[np.intp], seed: int | None, options: Any, returned: bool
+    def _reset_some_task(
+        self, worker_ids: npt.NDArray[np.intp], seed: int | None, options: Any, returns_state: bool
     ) -> Task[tuple[Any, ...]]:
-        seeds = [None if seed is None else seed + worker for worker in which.tolist()]
-        answers = yield from self._running().resetting(which, seeds, options, gathered=True)
+        seeds = [None if seed is None else seed + worker for worker in worker_ids.tolist()]
+        answers = yield from self._get_workers().reset_task(worker_ids, seeds, options, gather=True)
         states = answers.observations["state"]
         states = states if isinstance(states, np.ndarray) else list(states)
         result = answers.observations["observation"], answers.infos
-        return (states, *result) if returned else result
+        return (states, *result) if returns_state else result
 
     # ---- the env of this process -------------------------------------------------------------
 
-    def _here(self) -> SharedEnv:
+    def _get_local(self) -> SharedEnv:
         """The env of this process, built at the first use."""
         if self.closed:
             raise ClosedEnvironmentError("This PlanningVectorEnv is closed: make another one.")
@@ -357,8 +362,8 @@ class PlanningVectorEnv(OwnsProcesses):
             local = self._make_local()
             try:
                 state = local.state
-                if self._current is not None:
-                    state.set(copied(self._current))
+                if self._current_state is not None:
+                    state.set(copy_state(self._current_state))
             except BaseException:
                 local.close()
                 raise
@@ -368,7 +373,7 @@ class PlanningVectorEnv(OwnsProcesses):
     @property
     def env(self) -> gym.Env[Any, Any]:
         """The env of this process."""
-        env: gym.Env[Any, Any] = self._here().env
+        env: gym.Env[Any, Any] = self._get_local().env
         return env
 
     def step(
@@ -387,13 +392,13 @@ class PlanningVectorEnv(OwnsProcesses):
             returned.
         """
         times = int(checked_dt(dt, 1)[0])
-        here = self._here()
+        local = self._get_local()
         if state is not None:
-            here.set_state(state)
-        reward, end, truncated, info = here.step(action, times)
-        result = here.observation, reward, end, truncated, info
-        returned = state is not None if return_state is None else return_state
-        return (here.get_state(), *result) if returned else result
+            local.set_state(state)
+        reward, end, truncated, info = local.step(action, times)
+        result = local.observation, reward, end, truncated, info
+        returns_state = state is not None if return_state is None else return_state
+        return (local.get_state(), *result) if returns_state else result
 
     def sample_action(self) -> Any:
         """A random action."""
@@ -401,7 +406,7 @@ class PlanningVectorEnv(OwnsProcesses):
 
     def render(self) -> Any:
         """The ``render()`` of this process's env, in its present state."""
-        return self._here().render()
+        return self._get_local().render()
 
     def get_image(self) -> npt.NDArray[np.uint8]:
         """A picture of the env of this process, ``(height, width, 3)``.
@@ -421,7 +426,7 @@ class PlanningVectorEnv(OwnsProcesses):
         """An attribute or method of the env of this process."""
         if name.startswith("_"):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        if hasattr(type(self), name):  # a property that has raised AttributeError: raise it anew
+        if hasattr(type(self), name):  # a property has raised AttributeError: it raises it again
             return object.__getattribute__(self, name)
         return self.env.get_wrapper_attr(name)
 
@@ -430,23 +435,23 @@ class PlanningVectorEnv(OwnsProcesses):
         """Calls a method of every worker's env, or gets an attribute: one result for each.
 
         Raises:
-            AttributeError: There is none.
+            AttributeError: The env has no such attribute.
             Exception: Whatever an env raises.
         """
-        return self._running().call(name, args, kwargs)
+        return self._get_workers().call(name, args, kwargs)
 
-    # ---- the rest ----------------------------------------------------------------------------
+    # ---- copies and end ----------------------------------------------------------------------
 
     def clone(self, **changes: Any) -> PlanningVectorEnv:
-        """Makes another one with the same arguments except for ``changes``."""
+        """Makes another PlanningVectorEnv with the same arguments, except for ``changes``."""
         return type(self)(**{**self._arguments, **changes})
 
     def close(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ends the workers and closes the envs. A second call does nothing.
 
         Args:
-            timeout: Seconds that the envs get to close; None: as long as they take.
-            terminate: Whether not to wait for the workers' envs at all.
+            timeout: Seconds that the envs have to close. None: no limit.
+            terminate: Whether to end the workers without closing their envs.
         """
         if self.closed:
             return
@@ -459,7 +464,7 @@ class PlanningVectorEnv(OwnsProcesses):
                 self._local.close()
 
     def __enter__(self) -> PlanningVectorEnv:
-        """Returns itself."""
+        """Returns the PlanningVectorEnv."""
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,7 +1,7 @@
-"""The planning workers, and a queue of tasks that they do one after another.
+"""The planning workers, and the queue of tasks that they do one after another.
 
-A task is a generator: it asks rows, yields the function that waits for their answers, and gets
-these. Each has a :class:`Promise` of its result.
+A task is a generator: it asks rows, yields a function that waits for their answers, and gets these
+in return. Each task has a :class:`Promise` of its result.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Round = tuple[Rows, Rows]  # rows, and their places in the batch
 Task = Generator[Callable[..., Answers], Answers, Result]
 
 _RETRIES = 2  # of rows whose worker has died
-_GROUPS = 2  # of rows: while the parent takes the results of one, the workers step the other
-_LEAST = 32  # rows of a round; taking its results costs the parent as much as some steps
+_NUM_GROUPS = 2  # of rows: the workers step one while the parent takes the other's results
+_MIN_ROUND_ROWS = 32  # with fewer, taking results costs too much
 
 
 class Promise(Generic[Result]):
-    """A result that is still to come. Call the promise to wait for it.
+    """The result of a call that does not wait. Call the promise to wait for it.
 
     Promises may be waited for in any order, and more than once.
     """
@@ -53,7 +53,7 @@ class Promise(Generic[Result]):
     def __init__(
         self, task: Task[Result], resume: Callable[[float | None], None], guard: Guard
     ) -> None:
-        """Makes the promise; ``resume`` lets the first task in the queue go on by one wait."""
+        """Makes a promise; ``resume`` runs the first task in the queue up to its next wait."""
         self._task = task
         self._resume = resume
         self.guard = guard
@@ -63,20 +63,20 @@ class Promise(Generic[Result]):
 
     @exclusive
     def __call__(self, timeout: float | None = None) -> Result:
-        """Waits, and returns the result.
+        """Waits, and returns the result of the call that has made the promise.
 
         Args:
-            timeout: Seconds to wait. None: as long as it takes.
+            timeout: Seconds to wait. None: no limit.
 
         Raises:
             AlreadyPendingCallError: Another call is under way.
-            multiprocessing.TimeoutError: The time is up. Nothing is lost: the next call waits on.
+            multiprocessing.TimeoutError: The time is up. The promise can be called again.
             Exception: The exception of the call that has made the promise.
         """
         return self.result(timeout)
 
     def result(self, timeout: float | None = None) -> Result:
-        """The same as a call, for methods that have entered the guard."""
+        """Waits as a call does, for methods that have entered the guard."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._done:
             self._resume(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -87,18 +87,18 @@ class Promise(Generic[Result]):
 
     @property
     def done(self) -> bool:
-        """Whether the result is there. Only a wait fetches it: this does not look for it."""
+        """Whether the result was fetched, which only a wait does."""
         return self._done
 
 
 class Workers:
     """The rows of all workers, and the queue of tasks for them, of which the first is under way.
 
-    An error of an env ends the task that it happened in, and no other.
+    An error of an env ends its task, and no other.
 
     Attributes:
         guard: Refuses a call of the user while another one is under way.
-        count: Number of workers; 1 if the env lives in this process.
+        count: Number of workers; 1 if the env is in this process.
         batches: Makes batches for the rows.
     """
 
@@ -122,18 +122,18 @@ class Workers:
             name="PlanningVectorEnv",
             num_workers=num_workers,
             autoreset_mode=AutoresetMode.DISABLED,
-            in_ranges=True,  # one request a worker: nothing waits for single rows
+            in_ranges=True,  # one request a worker, since nothing waits for single rows
             **options,
         )
         self.batches = Batches(
             exchange.single_observation_space, exchange.single_action_space, list_infos
         )
         self.count = len(ranges)
-        self._fewest = min(map(len, ranges))  # rows of a worker
+        self._min_rows = min(map(len, ranges))  # rows of a worker
         self._first_rows = np.array([rows.start for rows in ranges], np.intp)
         self._promises: deque[Promise[Any]] = deque()
-        self._wait: Callable[..., Answers] | None = None  # which the first task has yielded
-        self._has_failed = False  # the last task: answers to it may be still to come
+        self._current_wait: Callable[..., Answers] | None = None  # yielded by the first task
+        self._has_failed = False  # whether the last task has failed: then answers may be in flight
 
     @property
     def processes(self) -> list[Any]:
@@ -142,8 +142,8 @@ class Workers:
 
     # ---- the queue of tasks ------------------------------------------------------------------
 
-    def do(self, task: Task[Result], blocking: bool) -> Any:
-        """Appends a task, and begins it if it is the first; returns its result or promise."""
+    def run_task(self, task: Task[Result], blocking: bool) -> Any:
+        """Appends a task, and begins it if it is the first; returns its result or its promise."""
         promise = Promise(task, self._resume, self.guard)
         self._promises.append(promise)
         if len(self._promises) == 1 and not self._has_failed:
@@ -151,19 +151,20 @@ class Workers:
         return promise.result() if blocking else promise
 
     def _resume(self, timeout: float | None) -> None:
-        """Lets the first task go on by one wait."""
+        """Runs the first task up to its next wait."""
         self._discard()
         task = self._promises[0]._task
         if inspect.getgeneratorstate(task) == inspect.GEN_CLOSED:
-            # It has ended, and an interrupt came before that was noted.
-            self._settle(None, RuntimeError("the result was lost: a wait for it was interrupted"))
+            # It has ended, and an interrupt came before `_finish_task`.
+            error = RuntimeError("the result was lost: a wait for it was interrupted")
+            self._finish_task(None, error)
             return
-        if self._wait is None:  # it has not begun
+        if self._current_wait is None:  # it has not begun
             self._advance(partial(next, task))
             return
         try:
-            answers = self._wait(timeout=timeout)
-        except multiprocessing.TimeoutError:  # also that of an env: the caller may wait once more
+            answers = self._current_wait(timeout=timeout)
+        except multiprocessing.TimeoutError:  # also that of an env: the caller may wait again
             raise
         except Exception as error:
             self._advance(partial(task.throw, error))
@@ -171,59 +172,60 @@ class Workers:
             self._advance(partial(task.send, answers))
 
     def _advance(self, advance: Callable[[], Any]) -> None:
-        """Runs the first task up to its next wait; if it ends, the one after it, and so on.
+        """Runs the first task up to its next wait; if it ends, begins the next one.
 
         A task that is interrupted, by Ctrl-C for instance, ends with that exception.
         """
         while True:
             try:
-                self._wait = advance()
+                self._current_wait = advance()
                 return
             except StopIteration as end:
-                self._settle(end.value)
+                self._finish_task(end.value)
             except BaseException as error:
-                self._settle(None, error)
+                self._finish_task(None, error)
                 if not isinstance(error, Exception):
                     raise
             if self._has_failed or not self._promises:
                 return
             advance = partial(next, self._promises[0]._task)
 
-    def _settle(self, result: Any, error: BaseException | None = None) -> None:
+    def _finish_task(self, result: Any, error: BaseException | None = None) -> None:
         """Ends the first task."""
-        self._wait = None
+        self._current_wait = None
         self._has_failed = error is not None
         promise = self._promises[0]
         promise._result, promise._error, promise._done = result, error, True
         self._promises.popleft()
 
     def _discard(self) -> None:
-        """Discards what a failed task has left, so that no other task gets its faults."""
+        """Discards the answers that a failed task has left, so that no other task gets them."""
         while self._promises and self._promises[0]._done:  # an interrupt came before its removal
             self._promises.popleft()
         exchange = self._exchange
         if self._has_failed and not exchange.closed:
-            with suppress(WorkerCrashError):  # it has closed the exchange
+            with suppress(WorkerCrashError):  # the exchange is closed then
                 exchange.discard()
-                over = [row for row in range(exchange.num_envs) if exchange.over(row)]
-                if over:
-                    exchange.ask_reset(np.array(over, np.intp))
+                ended = [row for row in range(exchange.num_envs) if exchange.over(row)]
+                if ended:
+                    exchange.ask_reset(np.array(ended, np.intp))
                     exchange.take()
         self._has_failed = False
 
     # ---- tasks -------------------------------------------------------------------------------
 
-    def stepping(self, batch: Batch) -> Task[tuple[Any, ...]]:
-        """Steps a batch, in as many rounds as it takes; returns the results of ``step_batch``."""
-        groups = _GROUPS if batch.count >= _GROUPS * _LEAST and self._fewest >= _GROUPS else 1
-        yield from self._in_rounds(batch, self._rounds(batch.count, groups), groups)
+    def step_task(self, batch: Batch) -> Task[tuple[Any, ...]]:
+        """Steps a batch, round by round; returns the results of ``step_batch``."""
+        large = batch.count >= _NUM_GROUPS * _MIN_ROUND_ROWS and self._min_rows >= _NUM_GROUPS
+        groups = _NUM_GROUPS if large else 1
+        yield from self._step_in_rounds(batch, self._rounds(batch.count, groups), groups)
         return batch.results()
 
-    def setting(self, state: Any) -> Task[None]:
+    def set_state_task(self, state: Any) -> Task[None]:
         """Sets a state in all workers."""
         rows = self._first_rows
-        batch = self.batches.to_set(state, len(rows))
-        yield from self._in_rounds(batch, [(rows, np.arange(len(rows), dtype=np.intp))], 1)
+        batch = self.batches.make_set_batch(state, len(rows))
+        yield from self._step_in_rounds(batch, [(rows, np.arange(len(rows), dtype=np.intp))], 1)
         *_, truncated, infos = batch.results()
         failed = np.flatnonzero(truncated)
         if len(failed):
@@ -238,73 +240,75 @@ class Workers:
                 f"{fault['type']}: {fault['message']}"
             )
 
-    def resetting(
-        self, workers: Rows, seeds: Sequence[int | None], options: Any, gathered: bool = False
+    def reset_task(
+        self, workers: Rows, seeds: Sequence[int | None], options: Any, gather: bool = False
     ) -> Task[Answers]:
         """Resets the envs of some workers."""
         rows = self._first_rows[workers]
         self._exchange.ask_reset(rows, seeds, [options] * len(rows))
-        return (yield from self._answers(rows, gathered))
+        return (yield from self._answers(rows, gather))
 
-    def _answers(self, rows: Rows, gathered: bool = True) -> Task[Answers]:
+    def _answers(self, rows: Rows, gather: bool = True) -> Task[Answers]:
         """Waits for rows that were asked, and returns their answers."""
-        gathered = gathered and not self.batches.list_infos
-        answers = yield partial(self._exchange.take, rows, gather=gathered or None)
+        gather = gather and not self.batches.list_infos
+        answers = yield partial(self._exchange.take, rows, gather=gather or None)
         if answers.failures:
             raise_failures(answers.failures)
         if len(answers.envs) < len(rows):
             raise RuntimeError("results of this call were lost: a wait for them was interrupted")
         return self._exchange.delivered(answers)
 
-    def _in_rounds(self, batch: Batch, rounds: Iterable[Round], groups: int) -> Task[None]:
+    def _step_in_rounds(self, batch: Batch, rounds: Iterable[Round], groups: int) -> Task[None]:
         """Steps a batch round by round, with ``groups`` rounds in flight at a time."""
         waiting, in_flight = deque(rounds), deque[Round]()
         lost: list[tuple[Rows, Rows, int]] = []
         while waiting or in_flight:
             while waiting and not lost and len(in_flight) < groups:
-                rows, where = waiting.popleft()
-                self._exchange.ask(rows, batch.part(where))
-                in_flight.append((rows, where))
-            lost += yield from self._put(batch, *in_flight.popleft())
+                rows, places = waiting.popleft()
+                self._exchange.ask(rows, batch.select(places))
+                in_flight.append((rows, places))
+            lost += yield from self._take_round(batch, *in_flight.popleft())
             while lost and not in_flight:  # before that, rows of a dead worker may be in flight
-                yield from self._repeat(batch, *lost.pop(0))
+                yield from self._retry(batch, *lost.pop(0))
 
-    def _put(self, batch: Batch, rows: Rows, where: Rows) -> Task[list[tuple[Rows, Rows, int]]]:
-        """Puts answers into a batch; returns lost rows, and how often to retry them."""
+    def _take_round(
+        self, batch: Batch, rows: Rows, places: Rows
+    ) -> Task[list[tuple[Rows, Rows, int]]]:
+        """Takes the answers of a round into a batch; returns lost rows with numbers of retries."""
         answers = yield from self._answers(rows)
-        batch.put(where, answers)
-        lost = np.flatnonzero(answers.truncations)  # nothing but a fault does that to a row
+        batch.put(places, answers)
+        lost = np.flatnonzero(answers.truncations)  # only a fault truncates a row
         if len(lost) == 0:
             return []
-        # A worker that dies takes along rows without a fault of their own.
-        innocent = batch.sets_states and any(
+        # When a worker dies, rows are lost that have no fault.
+        may_retry = batch.sets_states and any(
             report.fault.done == "restart" or report.fault.type == "EnvTimeoutError"
             for report in answers.reports.values()
         )
-        return [(rows[lost], where[lost], _RETRIES if innocent else 0)]
+        return [(rows[lost], places[lost], _RETRIES if may_retry else 0)]
 
-    def _repeat(self, batch: Batch, rows: Rows, where: Rows, retries: int) -> Task[None]:
-        """Retries rows that were lost; truncates them if no retry is left."""
+    def _retry(self, batch: Batch, rows: Rows, places: Rows, retries: int) -> Task[None]:
+        """Retries lost rows; truncates them if no retry is left."""
         self._exchange.ask_reset(rows)
         yield from self._answers(rows)
         if retries == 0:
-            batch.give_up(where)
+            batch.truncate(places)
             return
-        self._exchange.ask(rows, batch.part(where))
-        for lost, places, most in (yield from self._put(batch, rows, where)):
-            # One by one, so that the row that kills its worker takes no others along.
-            for row, place in zip(lost[:, None], places[:, None], strict=True):
-                yield from self._repeat(batch, row, place, min(retries - 1, most))
+        self._exchange.ask(rows, batch.select(places))
+        for lost, lost_places, max_retries in (yield from self._take_round(batch, rows, places)):
+            # One by one, so that a row that kills its worker costs no other row.
+            for row, place in zip(lost[:, None], lost_places[:, None], strict=True):
+                yield from self._retry(batch, row, place, min(retries - 1, max_retries))
 
     def _rounds(self, count: int, groups: int) -> Iterator[Round]:
         """Rows for each round of a batch, and their places in the batch.
 
-        The rows are split into groups, which rounds use alternately. Each round is spread evenly
-        over the workers.
+        The rows are split into groups, which rounds use in turn. Each round is spread evenly over
+        the workers.
         """
         begin = group = 0
         while begin < count:
-            first, end = (number * self._fewest // groups for number in (group, group + 1))
+            first, end = (number * self._min_rows // groups for number in (group, group + 1))
             size = min(count - begin, (end - first) * self.count, -(-count // groups))
             shares = split_evenly(size, self.count)
             rows = [
@@ -315,7 +319,7 @@ class Workers:
             begin += size
             group = (group + 1) % groups
 
-    # ---- the rest ----------------------------------------------------------------------------
+    # ---- calls and end -----------------------------------------------------------------------
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Calls a method of every worker's env, or gets an attribute, after all tasks."""

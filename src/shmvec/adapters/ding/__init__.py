@@ -1,4 +1,4 @@
-"""DI-engine's env managers: envs with states of their own, stepped by ``{env_id: action}``.
+"""DI-engine's env managers: each env has a state, and is stepped by ``{env_id: action}``.
 
 ``SyncSubprocessEnvManager``, ``AsyncSubprocessEnvManager`` and ``SubprocessEnvManagerV2`` are those
 of ``ding.envs``, over an ``Exchange``: methods, their arguments and results are those of
@@ -25,12 +25,12 @@ from shmvec._arguments import checked_env_fns
 from shmvec.adapters.ding._config import (
     EnvManagerConfig,
     SyncEnvManagerConfig,
-    checked_env,
+    checked_envs,
     checked_params,
-    checked_seeds,
     config_of,
+    seeds_by_env,
 )
-from shmvec.adapters.ding._env import IMAGES, Numbers, of_gymnasium
+from shmvec.adapters.ding._env import FRAME_MODES, DiscreteRows, to_gymnasium_space
 from shmvec.adapters.ding._machine import (
     BaseEnvTimestep,
     EnvState,
@@ -55,22 +55,23 @@ __all__ = [
     "get_env_manager_cls",
 ]
 
-_CLOSE_S = 5.0  # for envs to close
+_CLOSE_TIMEOUT_S = 5.0
 
 
 class AsyncSubprocessEnvManager(OwnsProcesses):
     """Steps envs, each with its own action and at its own pace, in worker processes.
 
-    ``step`` sends actions to some envs and returns the results of those that are ready first; the
-    rest come with a later step. Envs whose episodes are over are reset in the background.
+    ``step`` sends actions to some envs, and returns the results of those that are ready first; a
+    later step returns the rest. Envs whose episodes are over are reset in the background.
 
-    A failure concerns its env alone: ``step`` raises what an env's step has raised, and the env is
-    in ERROR until ``reset``; the others go on. (With ``faults=shmvec.FaultPolicy(...)`` in the
-    configuration, the env is reset instead.) The exception's ``timesteps`` are those of the others.
+    A failure affects only its env: ``step`` raises the env's exception, with the worker's traceback
+    as the cause, ``EnvTimeoutError`` or ``WorkerCrashError``, and the env is in ERROR until
+    ``reset``; the others continue. (With ``faults=shmvec.FaultPolicy(...)`` in the configuration,
+    the env is reset instead.) The exception's ``timesteps`` are those of the other envs.
 
     Methods raise ``ManagerClosedError`` before ``launch`` and after ``close``, ``EnvStateError`` if
-    an env is not in the state that they need, ``RuntimeError`` if a reset has failed ``max_retry``
-    times, and TypeError or ValueError if arguments are wrong. Nothing was sent then.
+    an env is in the wrong state, ``RuntimeError`` if a reset has failed ``max_retry`` times, and
+    TypeError or ValueError if arguments are wrong; then nothing was sent.
 
     Example:
         >>> import gymnasium as gym
@@ -92,7 +93,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
     def __init__(
         self, env_fn: Sequence[Callable[[], Any]], cfg: Mapping[str, Any] | None = None
     ) -> None:
-        """Takes the envs' functions and the configuration; ``launch`` starts them.
+        """Stores the envs' functions and the configuration; ``launch`` starts the envs.
 
         Args:
             env_fn: One function for each env.
@@ -102,7 +103,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         self._env_fn = checked_env_fns(env_fn)
         self._config = config_of(self.config_type, cfg)
         self._slots = [Slot() for _ in self._env_fn]
-        self._reference: Any = None
+        self._env_ref: Any = None
         self._action_seed: int | None = None
 
     @classmethod
@@ -110,7 +111,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         """All keys of the configuration, with their defaults."""
         return cls.config_type()
 
-    # ---- questions that do not wait ----------------------------------------------------------
+    # ---- properties that do not wait ---------------------------------------------------------
 
     @property
     def env_num(self) -> int:
@@ -124,8 +125,8 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
     @property
     def exchange(self) -> Exchange:
-        """The ``Exchange`` below, for its ``processes``, ``restarts`` and ``stats``."""
-        return self._open().exchange
+        """The ``Exchange``, for its ``processes``, ``restarts`` and ``stats``."""
+        return self._require_machine().exchange
 
     @property
     def env_states(self) -> dict[int, EnvState]:
@@ -158,23 +159,23 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
     @property
     def ready_env(self) -> list[int]:
-        """The envs in RUN that are not in flight: those that can be stepped."""
+        """The envs that can be stepped: in RUN, and not in flight."""
         return [] if self._machine is None else self._machine.ready
 
     @property
     def method_name_list(self) -> list[str]:
-        """The methods of envs that may be called through the manager; override it to add some."""
+        """The methods of envs that the manager may call; override it to add some."""
         return ["reset", "step", "seed", "close", "enable_save_replay", "render"]
 
     @property
     def observation_space(self) -> gym.Space[Any]:
         """Observation space of one env."""
-        return self._of_one("observation_space")  # type: ignore[no-any-return]
+        return self._single_space("observation_space")  # type: ignore[no-any-return]
 
     @property
     def action_space(self) -> gym.Space[Any]:
         """Action space of one env; ``seed`` seeds it, too."""
-        space = self._of_one("action_space")
+        space = self._single_space("action_space")
         if self._action_seed is not None:
             space.seed(self._action_seed)
             self._action_seed = None
@@ -183,60 +184,60 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
     @property
     def reward_space(self) -> gym.Space[Any]:
         """The env's own reward space, or the space of all numbers."""
-        found = of_gymnasium(getattr(self._described().env, "reward_space", None))
-        return gym.spaces.Box(-np.inf, np.inf, (), np.float64) if found is None else found
+        space = to_gymnasium_space(getattr(self._described_env().env, "reward_space", None))
+        return gym.spaces.Box(-np.inf, np.inf, (), np.float64) if space is None else space
 
     @property
     def env_ref(self) -> Any:
         """An env in the calling process, ``env_fn[0]()``, made when first asked for."""
-        if self._reference is None:
-            self._reference = self._env_fn[0]()
-        return self._reference
+        if self._env_ref is None:
+            self._env_ref = self._env_fn[0]()
+        return self._env_ref
 
-    def _described(self) -> Any:
-        """``env_ref`` and its spaces; an env without spaces is reset to get them, then closed."""
+    def _described_env(self) -> Any:
+        """``env_ref`` with its spaces; an env without spaces is reset to get them, then closed."""
         reference = [self.env_ref]
         return HostedEnv.made_by(lambda: reference.pop() if reference else self._env_fn[0]())
 
-    def _of_one(self, name: str) -> Any:
+    def _single_space(self, name: str) -> Any:
         if self._machine is None:
-            return of_gymnasium(getattr(self._described(), name))
+            return to_gymnasium_space(getattr(self._described_env(), name))
         space = getattr(self._machine.exchange, f"single_{name}")
-        return space.space if isinstance(space, Numbers) else space
+        return space.space if isinstance(space, DiscreteRows) else space
 
-    # ---- questions that may wait -------------------------------------------------------------
+    # ---- properties that may wait ------------------------------------------------------------
 
     @property
     def ready_obs(self) -> Any:
         """The next observation of each env that is ready, as ``{env_id: observation}``.
 
-        Waits until at least one env is ready. It does not wait, and is empty, if all envs are DONE,
-        in ERROR or in NEED_RESET, or if results of steps must be taken first, with ``step({})``.
-        If it raises since a reset has failed too often, asking again waits for the others.
+        Waits until at least one env is ready. It is empty at once if all envs are DONE, in ERROR or
+        in NEED_RESET, or if results of steps must be taken first, by ``step({})``. If it raises
+        because a reset has failed too often, another call waits for the other envs.
         """
         return {env: self._slots[env].observation for env in self._wait_for_ready()}
 
     @property
     def ready_obs_id(self) -> list[int]:
-        """The envs of ``ready_obs``; waits as that does."""
+        """The envs of ``ready_obs``; waits like that."""
         return self._wait_for_ready()
 
     @property
     def ready_imgs(self) -> Frames:
         """A frame of each env that is ready: ``{env_id: array}``.
 
-        ``manager.ready_imgs`` are "rgb_array" frames; ``manager.ready_imgs("depth_array")`` are
-        others. The envs must have been made with this render_mode. Waits for all envs in flight.
+        ``manager.ready_imgs`` has "rgb_array" frames, ``manager.ready_imgs("depth_array")`` others.
+        The envs must have been made with this render_mode. Waits for all envs in flight.
         """
         return Frames(self._frames)
 
     def _frames(self, render_mode: str) -> dict[int, Any]:
-        if render_mode not in IMAGES:
-            raise ValueError(f"render_mode must be one of {IMAGES}, got {render_mode!r}")
-        machine = self._open()
+        if render_mode not in FRAME_MODES:
+            raise ValueError(f"render_mode must be one of {FRAME_MODES}, got {render_mode!r}")
+        machine = self._require_machine()
         machine.wait_for_all()
         ready = self.ready_env
-        return dict(zip(ready, machine.call(ready, "picture", render_mode), strict=True))
+        return dict(zip(ready, machine.call(ready, "render_frame", render_mode), strict=True))
 
     def random_action(self) -> dict[int, Any]:
         """A sample of the action space for each env that is ready."""
@@ -244,26 +245,26 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         return {env: space.sample() for env in self._wait_for_ready()}
 
     def _wait_for_ready(self) -> list[int]:
-        machine = self._open()
-        machine.pump(1, -math.inf)  # takes the answers that have come
+        machine = self._require_machine()
+        machine.process_answers(1, -math.inf)  # takes answers, and does not wait
         while True:
             machine.raise_reset_errors()
             ready = self.ready_env
             waits = any(slot.state is EnvState.RESET for slot in self._slots)
             if ready or not waits or machine.undelivered:
                 return ready
-            machine.pump(1, math.inf)
+            machine.process_answers(1, math.inf)
 
     # ---- launch, reset, close ----------------------------------------------------------------
 
     def launch(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
-        """Starts the workers, builds the envs and resets them; if one is in ERROR, starts anew.
+        """Starts the workers, builds the envs and resets them; again only if an env is in ERROR.
 
         Args:
             reset_param: For each env, keyword arguments of its ``reset``.
         """
-        failed = any(slot.state is EnvState.ERROR for slot in self._slots)
-        if not (self.closed or failed):
+        any_failed = any(slot.state is EnvState.ERROR for slot in self._slots)
+        if not (self.closed or any_failed):
             raise EnvStateError("please first close the env manager: it is launched already")
         if reset_param is not None:
             checked_params(reset_param, self.env_num)
@@ -284,15 +285,15 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
     def reset(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
         """Resets envs, in parallel, and waits for them.
 
-        Those in flight are waited for first; what their steps return is discarded. If a reset
-        fails, that env is in ERROR, the others are reset.
+        Envs in flight are waited for first, and their results are discarded. If a reset fails, that
+        env is in ERROR; the others are reset.
 
         Args:
             reset_param: Which envs to reset, and keyword arguments of their ``reset``, which
-                automatic resets use again. None in place of an env's arguments: it has none. None
-                in place of the mapping: all envs, with the arguments they had.
+                automatic resets use as well. None in place of an env's arguments: no arguments.
+                None in place of the mapping: all envs, with their last arguments.
         """
-        machine = self._open()
+        machine = self._require_machine()
         if reset_param is None:
             reset_param = {env: slot.param for env, slot in enumerate(self._slots)}
         params = checked_params(reset_param, self.env_num)
@@ -300,16 +301,16 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
             return
         machine.reset(params)
         while any(self._slots[env].state is EnvState.RESET for env in params):
-            machine.pump(1, math.inf)
+            machine.process_answers(1, math.inf)
         machine.raise_reset_errors(params)
 
     def close(self) -> None:
         """Closes the envs and ends the workers. A second call does nothing.
 
-        An env that is in a step gets 5 seconds to finish it.
+        An env in a step gets 5 seconds to finish it.
         """
         machine, self._machine = self._machine, None
-        reference, self._reference = self._reference, None
+        reference, self._env_ref = self._env_ref, None
         if machine is not None:
             machine.end()
         try:
@@ -317,7 +318,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
                 reference.close()
         finally:
             if machine is not None:
-                machine.exchange.close(timeout=_CLOSE_S)
+                machine.exchange.close(timeout=_CLOSE_TIMEOUT_S)
 
     def seed(
         self,
@@ -328,16 +329,16 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
         Args:
             seed: An int: env ``i`` gets ``seed + i``. A list: one for each env. A dict: for some.
-            dynamic_seed: Whether every reset after that, automatic ones too, is seeded anew: with
+            dynamic_seed: Whether every reset, also an automatic one, gets another seed:
                 ``seed + 100 * n``, where the seed determines each ``n``. An env that has a method
-                ``seed`` gets both instead.
+                ``seed`` gets both arguments instead.
         """
-        seeds = checked_seeds(seed, self.env_num)
+        seeds = seeds_by_env(seed, self.env_num)
         if dynamic_seed is not None and not isinstance(dynamic_seed, (bool, np.bool_)):
             raise TypeError(f"dynamic_seed must be a bool or None, got {dynamic_seed!r}")
         for env, value in seeds.items():
             slot = self._slots[env]
-            slot.seed, slot.asked_seed = value, None
+            slot.seed, slot.unconfirmed_seed = value, None
             slot.dynamic_seed = None if dynamic_seed is None else bool(dynamic_seed)
         if 0 in seeds:
             self._action_seed = seeds[0]
@@ -345,8 +346,8 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
     def enable_save_replay(self, replay_path: str | Sequence[str]) -> None:
         """Sets where envs save replays, from their next ``reset`` or ``launch`` on.
 
-        An env that has a method ``enable_save_replay`` gets the path; around others Gymnasium's
-        ``RecordVideo`` is put, which needs ``render_mode="rgb_array"`` and moviepy, and writes
+        An env that has a method ``enable_save_replay`` gets the path. Others are wrapped in
+        Gymnasium's ``RecordVideo``, which needs ``render_mode="rgb_array"`` and moviepy, and writes
         "env-<id>-episode-<n>.mp4".
 
         Args:
@@ -368,29 +369,24 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
         Returns:
             ``{env_id: timestep}``, in the order in which they were ready: of ``wait_num`` envs or,
-            when ``step_wait_timeout`` is up, of those that are ready; at least one of them is not
-            done, unless no env is in flight any more. Envs that were stepped earlier count.
-
-        Raises:
-            EnvTimeoutError: A step took longer than ``step_timeout``.
-            WorkerCrashError: A process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause.
+            after ``step_wait_timeout``, of the ready ones. At least one of them is not done, unless
+            no env is in flight. Envs of earlier steps are included.
         """
-        machine = self._open()
+        machine = self._require_machine()
         envs = self._checked_envs(actions)
         machine.raise_reset_errors()
         if envs:
             machine.step(dict(zip(envs, actions.values(), strict=True)))
-        wanted, timeout = self._patience()
+        wanted, timeout = self._step_limits()
         deadline = time.monotonic() + timeout
         while stepping := len(machine.stepping):
             missing = wanted - len(machine.undelivered)
             if missing > 0 and time.monotonic() < deadline:
-                machine.pump(int(min(missing, stepping)), deadline)
-            elif machine.any_goes_on():
+                machine.process_answers(int(min(missing, stepping)), deadline)
+            elif machine.has_usable_result():
                 break
             else:
-                machine.pump(1, math.inf)
+                machine.process_answers(1, math.inf)
         timesteps = machine.deliver()
         if not timesteps:
             machine.raise_reset_errors()
@@ -398,11 +394,9 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
     def _checked_envs(self, actions: Any) -> list[int]:
         """The envs to step."""
-        if not isinstance(actions, Mapping):
-            raise TypeError(f"step() takes a dict {{env_id: action}}, got {type(actions).__name__}")
-        envs = [checked_env(env, self.env_num) for env in actions]
-        machine = self._open()
-        if not set(machine.ready).issuperset(envs):
+        machine = self._require_machine()
+        if not isinstance(actions, Mapping) or not set(machine.ready).issuperset(actions):
+            envs = checked_envs("actions", actions, self.env_num)
             states = ", ".join(
                 f"{env}: {self._slots[env].state.name}"
                 + (" (in flight)" if machine.is_in_flight(env) else "")
@@ -412,14 +406,14 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
                 f"current env states are: {{{states}}}, please check whether the requested env is "
                 "in reset or done. Nothing was sent to any env."
             )
-        return envs
+        return list(map(int, actions))
 
-    def _patience(self) -> tuple[float, float]:
-        """Number of envs whose results a step waits for, and seconds after which it takes fewer."""
+    def _step_limits(self) -> tuple[float, float]:
+        """The number of results that a step waits for, and seconds after which it takes fewer."""
         timeout = self._config.step_wait_timeout
         return self._config.wait_num, math.inf if timeout is None else timeout
 
-    def _open(self) -> Machine:
+    def _require_machine(self) -> Machine:
         if self._machine is None or self.closed:
             raise ManagerClosedError("env manager is closed, please launch() it first")
         return self._machine
@@ -438,12 +432,12 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
             raise AttributeError(key)
         if machine is None or self.closed:
             raise AttributeError(
-                f"{type(self).__name__} has no attribute {key!r}, and its envs are asked only "
-                "while it is launched"
+                f"{type(self).__name__} has no attribute {key!r}; attributes of its envs are "
+                "available only after launch()"
             )
-        found = machine.call(range(self.env_num), "read_attribute", key)
-        if not any(is_method for is_method, _ in found):
-            return [value for _, value in found]
+        attributes = machine.call(range(self.env_num), "read_attribute", key)
+        if not any(is_method for is_method, _ in attributes):
+            return [value for _, value in attributes]
         if key not in self.method_name_list:
             raise RuntimeError(
                 f"env getattr doesn't support method({key}), please override method_name_list"
@@ -451,14 +445,14 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         return partial(self._call, key)
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return self._open().call(range(self.env_num), "call_method", name, args, kwargs)
+        return self._require_machine().call(range(self.env_num), "call_method", name, args, kwargs)
 
 
 class Frames(dict[int, Any]):
-    """Frames by env; a call returns those of another render mode."""
+    """Frames by env; a call returns frames of another render mode."""
 
     def __init__(self, render: Callable[[str], dict[int, Any]]) -> None:
-        """Takes the function that renders all envs in a mode."""
+        """Renders all envs; ``render`` takes a render mode."""
         super().__init__(render("rgb_array"))
         self._render = render
 
@@ -492,7 +486,7 @@ class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
         order = [env for env in actions if env in timesteps]
         return {env: timesteps.pop(env) for env in order} | timesteps
 
-    def _patience(self) -> tuple[float, float]:
+    def _step_limits(self) -> tuple[float, float]:
         return math.inf, math.inf
 
 
@@ -501,12 +495,12 @@ class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
 
 @functools.cache
 def _treetensor() -> Any:
-    """The package treetensor, or None; imported late, since it imports torch."""
+    """The package treetensor, or None; it is imported late, because it imports torch."""
     with warnings.catch_warnings():  # its own imports warn
         warnings.simplefilter("ignore")
         try:
             import treetensor.numpy
-        except ImportError:  # then `Record` stands in for its trees
+        except ImportError:  # `Record` replaces its trees
             return None
     return treetensor.numpy
 
@@ -525,8 +519,8 @@ class Record(dict[str, Any]):
 class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
     """The synchronous manager for DI-engine's task pipeline.
 
-    Trees (records, observations that are dicts) are treetensor's if that is installed; otherwise
-    ``Record``, which is read in the same way.
+    Trees (records, and observations that are dicts) are treetensor's if that is installed,
+    otherwise ``Record``, with the same attributes.
 
     Example:
         >>> import gymnasium as gym
@@ -541,7 +535,7 @@ class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
         >>> manager.close()
     """
 
-    _shown: Sequence[int] | None = None  # envs of the last ready_obs, for which actions come
+    _offered_envs: Sequence[int] | None = None  # those of the last ready_obs
 
     @property
     def ready_obs(self) -> Any:
@@ -552,7 +546,7 @@ class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
         observations = [self._slots[env].observation for env in self._wait_for_ready()]
         if not observations:
             return create_empty_array(self.observation_space, 0)
-        return _stacked(observations)
+        return _stack(observations)
 
     def step(self, actions: Any) -> Any:
         """Steps the envs whose observations the last ``ready_obs`` has returned.
@@ -561,16 +555,17 @@ class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
             actions: One for each of them, in the order of ``ready_obs_id``: an array or a list.
 
         Returns:
-            A record for each env: ``obs``, ``reward``, ``done``, ``info``, ``env_id``. In infos,
-            keys are made identifiers ("TimeLimit_truncated"), and texts are left out, as
-            DI-engine does.
+            A record for each env: ``obs``, ``reward``, ``done``, ``info``, ``env_id``. As in
+            DI-engine, keys of infos become identifiers ("TimeLimit_truncated"), and strings are
+            left out.
         """
-        self._open()
+        self._require_machine()
         if isinstance(actions, Mapping):
             raise TypeError("step() takes one action for each env that is ready, not a dict")
         ready = self.ready_env
-        envs = ready if self._shown is None or not set(self._shown) <= set(ready) else self._shown
-        self._shown = None
+        envs, self._offered_envs = self._offered_envs, None
+        if envs is None or not set(envs) <= set(ready):
+            envs = ready
         actions = list(actions)
         if len(actions) != len(envs):
             raise ValueError(
@@ -579,37 +574,37 @@ class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
             )
         timesteps = super().step(dict(zip(envs, actions, strict=True)))
         return [
-            _tree(dict(obs=obs, reward=reward, done=done, info=_readable(info), env_id=env))
+            _to_tree(dict(obs=obs, reward=reward, done=done, info=_readable_info(info), env_id=env))
             for env, (obs, reward, done, info) in timesteps.items()
         ]
 
     def _wait_for_ready(self) -> list[int]:
-        self._shown = ready = super()._wait_for_ready()
+        self._offered_envs = ready = super()._wait_for_ready()
         return list(ready)
 
 
-def _tree(value: Any) -> Any:
-    """A dict, and all dicts in it, as trees."""
+def _to_tree(value: Any) -> Any:
+    """Makes a dict, and all dicts in it, trees."""
     if not isinstance(value, dict):
         return value
     tnp = _treetensor()
-    return Record({k: _tree(v) for k, v in value.items()}) if tnp is None else tnp.array(value)
+    return Record({k: _to_tree(v) for k, v in value.items()}) if tnp is None else tnp.array(value)
 
 
-def _stacked(observations: Sequence[Any]) -> Any:
+def _stack(observations: Sequence[Any]) -> Any:
     first = observations[0]
     if isinstance(first, dict):
         tnp = _treetensor()
         if tnp is not None:
-            return tnp.stack([_tree(observation) for observation in observations])
-        return Record({key: _stacked([each[key] for each in observations]) for key in first})
+            return tnp.stack([_to_tree(observation) for observation in observations])
+        return Record({key: _stack([each[key] for each in observations]) for key in first})
     if isinstance(first, tuple):
-        return tuple(_stacked(parts) for parts in zip(*observations, strict=True))
+        return tuple(_stack(parts) for parts in zip(*observations, strict=True))
     return np.stack(observations)
 
 
-def _readable(info: dict[str, Any]) -> dict[str, Any]:
-    """An info in DI-engine's form: every key an identifier, no strings."""
+def _readable_info(info: dict[str, Any]) -> dict[str, Any]:
+    """An info in DI-engine's form: keys are identifiers, and there are no strings."""
     return {
         ("_" + key if key[:1].isdigit() else key).replace(".", "_"): value
         for key, value in info.items()

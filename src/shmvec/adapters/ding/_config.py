@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-import numpy as np
-
-from shmvec._arguments import checked_int, checked_seconds
+from shmvec._arguments import checked_int, checked_seconds, checked_seeds, existing_env_ids
 from shmvec._hints import did_you_mean
 from shmvec.faults import FaultPolicy
 
@@ -20,35 +18,34 @@ log = logging.getLogger("shmvec")
 
 @dataclass
 class EnvManagerConfig(MutableMapping[str, Any]):
-    """Configuration of an env manager: attributes, which are also the keys of a mapping.
+    """Configuration of an env manager; its attributes are also the keys of a mapping.
 
-    A program may add keys or attributes of its own, as programs for DI-engine do. The manager does
-    not read them, and warns of one that looks like a misspelt key of the manager's.
+    Programs may add other keys or attributes, as they do for DI-engine. The manager ignores them,
+    but warns of one that looks like a misspelt key.
 
     Attributes:
         episode_num: Number of episodes after which an env is DONE.
         max_retry: Number of attempts at a reset.
-        retry_type: How a reset that failed is tried again: "reset" asks the same env, "renew" a
-            new one, in a new process. (A process that died, or was ended for being late, is a new
-            one in any case.)
+        retry_type: How a failed reset is retried: "reset" asks the same env, "renew" a new one, in
+            a new process. (A process that died or was too late is replaced in any case.)
         auto_reset: Whether an env whose episode is over is reset. False: ``reset`` it yourself.
-        step_timeout: Seconds that a step of one env may take. None: as long as it likes.
-        reset_timeout: Seconds that a reset of one env may take, in its worker.
-        retry_waiting_time: Seconds before a reset is tried again.
+        step_timeout: Seconds that a step of one env may take. None: no limit.
+        reset_timeout: Seconds that a reset of one env may take, in its worker. None: no limit.
+        retry_waiting_time: Seconds before a reset is retried.
         shared_memory: Whether observations lie in shared memory; see ``ShmVectorEnv``.
         copy_on_get: Whether observations are copies. False: they may be views of shared memory,
             which later steps of their env overwrite.
         context: How processes are started: "fork", "spawn", "forkserver", or None for Python's
             default.
         wait_num: Number of ready envs at which ``step`` returns.
-        step_wait_timeout: Seconds after which ``step`` returns with fewer. None: it waits on.
-        connect_timeout: Seconds that a reset may take from the parent's request to the answer,
-            other envs of its worker included. None: as long as it likes.
+        step_wait_timeout: Seconds after which ``step`` returns with fewer. None: never.
+        connect_timeout: Seconds between the request for a reset and the answer, which may wait for
+            other envs of the worker. None: no limit.
         reset_inplace: Whether the step that ends an episode also resets.
-        num_workers: Processes that hold the envs. None: one for each env where an env must be
-            replaceable alone (retry_type "renew", step_timeout, reset_timeout); else as
-            ``ShmVectorEnv`` chooses. 0: the calling process.
-        faults: The ``shmvec.FaultPolicy`` for steps that fail. None: they raise, and the env is in
+        num_workers: Number of processes. None: one for each env if single envs may have to be
+            replaced (retry_type "renew", step_timeout, reset_timeout); else as ``ShmVectorEnv``
+            chooses. 0: envs live in the calling process.
+        faults: The ``shmvec.FaultPolicy`` for failing steps. None: they raise, and the env is in
             ERROR until it is reset.
     """
 
@@ -70,7 +67,7 @@ class EnvManagerConfig(MutableMapping[str, Any]):
     faults: FaultPolicy | None = None
 
     def check(self) -> None:
-        """Raises ValueError or TypeError unless all values are possible."""
+        """Raises ValueError or TypeError if a value is wrong."""
         _check_number("episode_num", self.episode_num, least=1)
         _check_number("max_retry", self.max_retry, least=0)
         _check_word("retry_type", self.retry_type, ("reset", "renew"))
@@ -124,7 +121,7 @@ class SyncEnvManagerConfig(EnvManagerConfig):
 
     Attributes:
         wait_num: Not used: ``step`` waits for all.
-        step_wait_timeout: Not used: ``step`` waits as long as it takes.
+        step_wait_timeout: Not used: ``step`` has no limit.
     """
 
     wait_num: float = math.inf
@@ -135,7 +132,7 @@ _Config = TypeVar("_Config", bound=EnvManagerConfig)
 
 
 def config_of(kind: type[_Config], cfg: Any) -> _Config:
-    """A configuration of a class, made from any mapping (dict, EasyDict, another one) or None."""
+    """Makes a configuration of a mapping (dict, EasyDict, another configuration) or None."""
     config = kind()
     if cfg is not None:
         if not isinstance(cfg, Mapping):
@@ -164,44 +161,33 @@ def _check_word(name: str, word: Any, words: Any) -> None:
 # ---- arguments of calls -------------------------------------------------------------------------
 
 
-def checked_env(env: Any, num_envs: int) -> int:
-    index = checked_int("an env id", env)
-    if not 0 <= index < num_envs:
-        raise ValueError(f"there is no env {env}: there are {num_envs}")
-    return index
+def checked_envs(name: str, by_env: Any, num_envs: int) -> list[int]:
+    """The envs of a dict by env id; ``name`` is the dict's name in messages."""
+    if not isinstance(by_env, Mapping):
+        raise TypeError(f"{name} must be a dict by env id, got {type(by_env).__name__}")
+    envs: list[int] = existing_env_ids([*by_env], num_envs).tolist() if by_env else []
+    return envs
 
 
 def checked_params(reset_param: Any, num_envs: int) -> dict[int, dict[str, Any] | None]:
     """Keyword arguments of resets, by env."""
-    if not isinstance(reset_param, Mapping):
-        raise TypeError(
-            f"reset_param must be a dict {{env_id: kwargs}}, got {type(reset_param).__name__}"
-        )
-    params: dict[int, dict[str, Any] | None] = {}
+    envs = checked_envs("reset_param", reset_param, num_envs)
     for env, kwargs in reset_param.items():
-        if kwargs is not None and not isinstance(kwargs, Mapping):
+        if not isinstance(kwargs, Mapping | None):
             raise TypeError(
                 f"the reset_param of env {env} must be a dict of keyword arguments or None, "
                 f"got {kwargs!r}"
             )
-        params[checked_env(env, num_envs)] = None if kwargs is None else dict(kwargs)
-    return params
+    params = [None if kwargs is None else dict(kwargs) for kwargs in reset_param.values()]
+    return dict(zip(envs, params, strict=True))
 
 
-def checked_seeds(seed: Any, num_envs: int) -> dict[int, int | None]:
+def seeds_by_env(seed: Any, num_envs: int) -> dict[int, int | None]:
     """The seed of each env that gets one."""
+    envs, seeds = list(range(num_envs)), seed
     if isinstance(seed, Mapping):
-        seeds = {checked_env(env, num_envs): value for env, value in seed.items()}
-    elif isinstance(seed, (list, tuple, np.ndarray)):
-        if len(seed) != num_envs:
-            raise ValueError(f"there are {len(seed)} seeds for {num_envs} envs")
-        seeds = dict(enumerate(seed))
-    else:
-        first = checked_int("seed", seed, "an int, a list or a dict")
-        seeds = {env: first + env for env in range(num_envs)}
-    for env, value in seeds.items():
-        if value is not None:
-            seeds[env] = checked_int(f"the seed of env {env}", value)
-            if value < 0:
-                raise ValueError(f"the seed of env {env} must not be negative, got {value}")
-    return seeds
+        envs, seeds = checked_envs("seed", seed, num_envs), [*seed.values()]
+    checked = checked_seeds(seeds, len(envs)) or [None] * len(envs)
+    if any(value is not None and value < 0 for value in checked):
+        raise ValueError(f"seeds must not be negative, got {seed}")
+    return dict(zip(envs, checked, strict=True))

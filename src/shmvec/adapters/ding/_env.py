@@ -1,12 +1,13 @@
-"""The env in a worker: it is reset by its manager's rules, and its failures go into its info.
+"""``ManagedEnv``: an env in a worker, with its manager's rules; failures go into its info.
 
-What the slabs cannot hold, and what an env raises, travels in a note: a dict, in the info, with
+Exceptions of the env, and results that do not fit into the slabs, travel in a note. This is a dict
+in the info, with
 
-- ``failure``: what the env's step has raised;
-- ``reset failed``: what the env's reset has raised;
-- ``abnormal``: the timestep (observation, reward, done) that the env's info calls abnormal;
-- ``reset``: for an episode that was followed by a reset in the same step, (terminated, truncated),
-  the last observation, and the reset's info;
+- ``failure``: the exception of the env's step;
+- ``reset failed``: the exception of the env's reset;
+- ``abnormal``: the timestep (observation, reward, done), if the env's info calls it abnormal;
+- ``reset``: if the same step has reset the env, (terminated, truncated), the last observation, and
+  the reset's info;
 - ``reward``: a reward that is an array.
 """
 
@@ -30,13 +31,13 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from shmvec.exchange import HostedEnv
 from shmvec.faults import Failure
 
-NOTE = "shmvec.adapters.ding"  # the key of notes in infos
-IMAGES = ("rgb_array", "depth_array")
-_PLAIN, _NO_DIMENSION, _ONE_DIMENSION = range(3)  # the forms of a number: an int, or an array
+NOTE_KEY = "shmvec.adapters.ding"  # the key of notes in infos
+FRAME_MODES = ("rgb_array", "depth_array")
+_PLAIN_INT, _ARRAY_0D, _ARRAY_1D = range(3)  # forms of a number
 
 
 @dataclass(frozen=True)
-class Orders:
+class ResetSpec:
     """How an env is reset, now and automatically; passed as the options of its reset.
 
     Attributes:
@@ -53,7 +54,7 @@ class Orders:
 
 
 class ManagedEnv(HostedEnv):
-    """An env of a manager, in the form in which the core steps it."""
+    """An env of a manager, as the core steps it."""
 
     def __init__(
         self,
@@ -65,62 +66,64 @@ class ManagedEnv(HostedEnv):
         in_messages: bool,
         raises: tuple[type[Exception], ...],
     ) -> None:
-        """Takes the env.
+        """Wraps an env.
 
         Args:
             env: The env.
             observation_space: The env's observation space.
             action_space: The env's action space.
             index: The env's index.
-            reset_inplace: Whether the step that ends an episode also resets.
-            in_messages: Whether observations travel as messages; a slab would check them.
-            raises: Types of exceptions in a step that are raised, for the Exchange to handle.
+            reset_inplace: Whether the step that ends an episode also resets the env.
+            in_messages: Whether observations travel as messages, which does not check them.
+            raises: Types of exceptions of a step that the Exchange handles; they are raised.
         """
-        action_space = of_gymnasium(action_space)
-        self._numbers = None
-        # Gymnasium's envs take numbers, DI-engine's own take what its policies return.
+        action_space = to_gymnasium_space(action_space)
+        self._discrete_rows = None
+        # Gymnasium's envs take numbers, DI-engine's own take the arrays of its policies.
         if isinstance(action_space, gym.spaces.Discrete) and not isinstance(env, gym.Env):
-            self._numbers = action_space = Numbers(action_space)
-        super().__init__(env, of_gymnasium(observation_space), action_space)
+            self._discrete_rows = action_space = DiscreteRows(action_space)
+        super().__init__(env, to_gymnasium_space(observation_space), action_space)
+        self.reward_space = None  # rewards that are arrays travel in infos
         self._index = index
-        self._inplace = reset_inplace
+        self._reset_inplace = reset_inplace
         self._in_messages = in_messages
         self._raises = raises
-        self._orders: Orders | None = None
-        self._given: int | None = None  # the manager's seed, until a reset with it has succeeded
+        self._reset_spec: ResetSpec | None = None
+        # The manager's seed, or that of a new process, until a reset with it has succeeded.
+        self._unused_seed: int | None = None
         self._seed: int | None = None  # the seed of the next reset
         self._seeds: Iterator[int | None] = itertools.repeat(None)  # the seeds of later resets
-        self._recording: str | None = None
+        self._recording_path: str | None = None
 
     # ---- called by the core ------------------------------------------------------------------
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        """Resets by the last orders; ``options`` are new ones.
+        """Resets by the last spec; ``options`` is a new one.
 
-        Without orders, in a process that has replaced another, it does nothing: the manager, which
-        counts attempts, will ask for a reset.
+        Without a spec, in a process that has replaced another, it does nothing, because the
+        manager, which counts attempts, will ask for a reset.
         """
-        self._orders = arguments.get("options") or self._orders
+        self._reset_spec = arguments.get("options") or self._reset_spec
         if arguments.get("seed") is not None:
-            self._given = arguments["seed"]
-        if self._orders is None:
-            return self._nothing, {}
+            self._unused_seed = arguments["seed"]
+        if self._reset_spec is None:
+            return self._placeholder, {}
         try:
-            return self._reset(self._orders)
+            return self._reset(self._reset_spec)
         except BaseException as error:
-            return self._nothing, {NOTE: {"reset failed": self._failure(error, "reset")}}
+            return self._placeholder, {NOTE_KEY: {"reset failed": self._failure(error, "reset")}}
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Steps the env, whose step may return four or five values."""
-        if self._numbers is not None:
-            action = self._numbers.action(action)
+        """Steps the env; its step may return four or five values."""
+        if self._discrete_rows is not None:
+            action = self._discrete_rows.action(action)
         try:
             result = self.env.step(action)
         except BaseException as error:
             if isinstance(error, self._raises):
                 raise
             failure = self._failure(error, "step")
-            return self._nothing, 0.0, False, False, {NOTE: {"failure": failure}}
+            return self._placeholder, 0.0, False, False, {NOTE_KEY: {"failure": failure}}
         if len(result) == 5:
             observation, reward, terminated, truncated, info = result
         else:  # an env of DI-engine's own, or of old Gym
@@ -129,29 +132,29 @@ class ManagedEnv(HostedEnv):
             terminated = bool(done) and not truncated
         if info.get("abnormal", False):
             timestep = observation, reward, bool(terminated) or bool(truncated)
-            return self._nothing, 0.0, False, False, {**info, NOTE: {"abnormal": timestep}}
+            return self._placeholder, 0.0, False, False, {**info, NOTE_KEY: {"abnormal": timestep}}
         if self._in_messages:
             self._check(observation)
         note: dict[str, Any] = {}
         if isinstance(reward, np.ndarray) and reward.ndim > 0:
             note, reward = {"reward": reward.copy()}, 0.0
-        if self._inplace and (terminated or truncated):
-            # Copies, because an env may reuse its arrays in reset().
+        if self._reset_inplace and (terminated or truncated):
+            # These are copied, because an env may reuse its arrays in reset().
             last, info = deepcopy((observation, info))
             ended = bool(terminated), bool(truncated)
             observation, following = self.reset()
-            if NOTE in following:
-                observation, note = last, {**note, **following[NOTE]}
-            else:  # for the core the episode goes on: it must not reset the env
+            if NOTE_KEY in following:
+                observation, note = last, {**note, **following[NOTE_KEY]}
+            else:  # for the core the episode continues, so that it does not reset the env
                 note["reset"] = ended, last, following
                 terminated = truncated = False
         if note:
-            info = {**info, NOTE: note}
+            info = {**info, NOTE_KEY: note}
         return observation, reward, terminated, truncated, info
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """One of the methods below, which a manager calls in a worker."""
-        if name in ("read_attribute", "call_method", "picture"):
+        """An attribute of the env, or a method that a manager calls."""
+        if name in ("read_attribute", "call_method", "render_frame"):
             return getattr(self, name)
         return super().get_wrapper_attr(name)
 
@@ -173,80 +176,81 @@ class ManagedEnv(HostedEnv):
         """Calls a method of the env."""
         return super().get_wrapper_attr(name)(*args, **kwargs)
 
-    def picture(self, mode: str) -> Any:
+    def render_frame(self, mode: str) -> Any:
         """The env's frame."""
-        own = getattr(self.env, "render_mode", None)
-        if own not in (mode, f"{mode}_list"):
+        render_mode = getattr(self.env, "render_mode", None)
+        if render_mode not in (mode, f"{mode}_list"):
             raise ValueError(
-                f"env {self._index} cannot render {mode!r}: it was made with render_mode={own!r}; "
-                f"make it with render_mode={mode!r}"
+                f"env {self._index} cannot render {mode!r}: it was made with "
+                f"render_mode={render_mode!r}; make it with render_mode={mode!r}"
             )
         frames = self.env.render()
-        return frames[-1] if own != mode and isinstance(frames, list) else frames
+        return frames[-1] if render_mode != mode and isinstance(frames, list) else frames
 
     # ---- resets ------------------------------------------------------------------------------
 
-    def _reset(self, orders: Orders) -> tuple[Any, dict[str, Any]]:
-        if orders.replay_path is not None and orders.replay_path != self._recording:
-            self._record(orders.replay_path, orders.replay_name)
-        if self._given is not None:
-            own = self._method("seed")
-            if own is None:
-                self._seeds = _seeds(self._given, orders.dynamic_seed)
+    def _reset(self, spec: ResetSpec) -> tuple[Any, dict[str, Any]]:
+        if spec.replay_path is not None and spec.replay_path != self._recording_path:
+            self._start_recording(spec.replay_path, spec.replay_name)
+        if self._unused_seed is not None:
+            seed_env = self._find_method("seed")
+            if seed_env is None:
+                self._seeds = _seeds(self._unused_seed, spec.dynamic_seed)
             else:  # the env's own method derives the seeds of later resets
-                own(self._given, *([] if orders.dynamic_seed is None else [orders.dynamic_seed]))
+                dynamic_seed = [] if spec.dynamic_seed is None else [spec.dynamic_seed]
+                seed_env(self._unused_seed, *dynamic_seed)
                 self._seeds = itertools.repeat(None)
             self._seed = next(self._seeds)
-        kwargs = dict(orders.kwargs or {})
+        kwargs = dict(spec.kwargs or {})
         if self._seed is not None:
             kwargs.setdefault("seed", self._seed)
         result = self.env.reset(**kwargs)
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
         observation, info = result if is_pair else (result, {})  # DI-engine's own have no info
         self._check(observation)
-        self._given, self._seed = None, next(self._seeds)
+        self._unused_seed, self._seed = None, next(self._seeds)
         return observation, info
 
     def _check(self, observation: Any) -> None:
-        """Raises unless the parent can put an observation into a batch with others."""
+        """Raises unless an observation can be put into a batch with others."""
         space = self.observation_space
         concatenate(space, [observation], create_empty_array(space, 1))  # type: ignore[arg-type]
 
-    def _record(self, path: str, name: str) -> None:
-        """Has the env save replays from now on."""
-        own = self._method("enable_save_replay")
-        if own is not None:
-            own(path)
+    def _start_recording(self, path: str, name: str) -> None:
+        """Makes the env save replays from now on."""
+        enable = self._find_method("enable_save_replay")
+        if enable is not None:
+            enable(path)
         else:
-            with warnings.catch_warnings():  # it warns that the folder exists, which envs may share
+            with warnings.catch_warnings():  # it warns if the folder exists, but envs may share it
                 warnings.simplefilter("ignore")
                 self.env = gym.wrappers.RecordVideo(
                     self.env, path, episode_trigger=lambda episode: True, name_prefix=name
                 )
-        self._recording = path
+        self._recording_path = path
 
-    def _method(self, name: str) -> Any:
+    def _find_method(self, name: str) -> Any:
         """A method of the env or of one of its wrappers, or None."""
         try:
-            found = super().get_wrapper_attr(name)
+            method = super().get_wrapper_attr(name)
         except AttributeError:
             return None
-        return found if callable(found) else None
+        return method if callable(method) else None
 
     def _failure(self, error: BaseException, operation: str) -> Failure:
         return Failure.of(error, self._index, -1, operation)
 
     @functools.cached_property
-    def _nothing(self) -> Any:
-        """A placeholder for the slab where the env has no observation; no caller sees it."""
+    def _placeholder(self) -> Any:
+        """A value for the slab when the env has no observation; no caller sees it."""
         space = deepcopy(self.observation_space)
         space.seed(0)
         return space.sample()
 
 
 def _seeds(seed: int, dynamic: bool | None) -> Iterator[int | None]:
-    """The seeds of successive resets; None: the env's generator goes on."""
-    if dynamic:  # drawn as DI-engine's envs do, but not from NumPy's global generator
+    """The seeds of successive resets; None: the env's generator continues."""
+    if dynamic:  # as DI-engine's envs draw them, but not from NumPy's global generator
         draws = np.random.RandomState(seed % 2**32)
         while True:
             yield seed + 100 * int(draws.randint(1, 1000))
@@ -257,7 +261,7 @@ def _seeds(seed: int, dynamic: bool | None) -> Iterator[int | None]:
 # ---- spaces ------------------------------------------------------------------------------------
 
 
-def of_gymnasium(space: Any) -> Any:
+def to_gymnasium_space(space: Any) -> Any:
     """A space of old Gym as Gymnasium's; any other space unchanged."""
     if isinstance(space, gym.Space):
         return space
@@ -272,15 +276,15 @@ _SPACES_OF_GYM: dict[str, Callable[[Any], Any]] = {
     "Discrete": lambda space: spaces.Discrete(int(space.n), start=int(getattr(space, "start", 0))),
     "MultiDiscrete": lambda space: spaces.MultiDiscrete(space.nvec, space.dtype),
     "MultiBinary": lambda space: spaces.MultiBinary(space.n),
-    "Tuple": lambda space: spaces.Tuple([of_gymnasium(each) for each in space.spaces]),
-    "Dict": lambda space: spaces.Dict({k: of_gymnasium(v) for k, v in space.spaces.items()}),
+    "Tuple": lambda space: spaces.Tuple([to_gymnasium_space(each) for each in space.spaces]),
+    "Dict": lambda space: spaces.Dict({k: to_gymnasium_space(v) for k, v in space.spaces.items()}),
 }
 
 
-class Numbers(spaces.Box):
-    """Space of rows for actions of a Discrete space: a number, and the form that it had.
+class DiscreteRows(spaces.Box):
+    """Space of rows for actions of a Discrete space: a number, and its form.
 
-    DI-engine's policies return arrays of one dimension or of none, and some of its envs take only
+    DI-engine's policies return arrays of one or no dimension, and some of its envs take only
     arrays.
 
     Attributes:
@@ -288,18 +292,18 @@ class Numbers(spaces.Box):
     """
 
     def __init__(self, space: spaces.Discrete) -> None:
-        """Takes the space of the numbers."""
+        """Makes the space of rows for actions of ``space``."""
         limits = np.iinfo(np.int64)
         super().__init__(limits.min, limits.max, (2,), np.int64)
         self.space = space
 
     def rows(self, actions: Sequence[Any]) -> npt.NDArray[np.int64]:
-        """Actions as the core takes them."""
+        """Rows for actions."""
         rows = np.empty((len(actions), 2), np.int64)
         for row, action in enumerate(actions):
-            form = _PLAIN
+            form = _PLAIN_INT
             if isinstance(action, np.ndarray):
-                form = _ONE_DIMENSION if action.ndim == 1 else _NO_DIMENSION
+                form = _ARRAY_1D if action.ndim == 1 else _ARRAY_0D
             number = np.asarray(action)
             kind = number.dtype.kind
             if number.size != 1 or number.ndim > 1 or kind not in "biu":
@@ -314,13 +318,13 @@ class Numbers(spaces.Box):
     def action(self, row: npt.NDArray[np.int64]) -> Any:
         """The action of a row."""
         form = row[1]
-        if form == _PLAIN:
+        if form == _PLAIN_INT:
             return row[0]
-        return row[:1] if form == _ONE_DIMENSION else row[0:1].reshape(())
+        return row[:1] if form == _ARRAY_1D else row[0:1].reshape(())
 
     def __eq__(self, other: object) -> bool:
         """Whether the Discrete spaces are equal."""
-        return isinstance(other, Numbers) and self.space == other.space
+        return isinstance(other, DiscreteRows) and self.space == other.space
 
     def __repr__(self) -> str:
         """The text of the Discrete space."""

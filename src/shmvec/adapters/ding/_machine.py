@@ -1,4 +1,4 @@
-"""The state machine of a manager's envs: asks envs, and changes their states by their answers."""
+"""``Machine``: asks a manager's envs, and changes their states by their answers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec.adapters.ding._config import EnvManagerConfig
-from shmvec.adapters.ding._env import NOTE, ManagedEnv, Numbers, Orders
+from shmvec.adapters.ding._env import NOTE_KEY, DiscreteRows, ManagedEnv, ResetSpec
 from shmvec.exchange import AutoresetMode, Exchange, Report
 from shmvec.faults import EnvTimeoutError, Fault, FaultPolicy, WorkerCrashError, add_note
 from shmvec.spaces import batched, mapped, one_of
 
 log = logging.getLogger("shmvec")
 
-_FRAMES = 4  # with copy_on_get=False: number of results of an env that memory has room for
-_HELD = 2  # with copy_on_get=False: further batches before a result may be overwritten
+_NUM_BUFFERS = 4  # of results, with copy_on_get=False
+_HOLD_BATCHES = 2  # a result stays valid for so many further batches, with copy_on_get=False
 
 
 class EnvState(IntEnum):
-    """What an env is doing. docs/coming-from/di-engine.md has a table of all transitions."""
+    """The state of an env. docs/coming-from/di-engine.md has a table of all transitions."""
 
-    VOID = 0  # there is no env: the manager is closed
+    VOID = 0  # the manager is closed, and there is no env
     INIT = 1  # it is built
     RUN = 2  # it can be stepped
     RESET = 3  # its reset is in flight, or will be retried
@@ -45,10 +45,10 @@ class BaseEnvTimestep(NamedTuple):
 
     Attributes:
         obs: The observation.
-        reward: float64; an array where the env returns one.
-        done: Whether the episode is over, terminated or truncated.
-        info: As the env returned it. If done, with "TimeLimit.truncated": whether the episode was
-            truncated and not terminated.
+        reward: float64; an array if the env returns one.
+        done: Whether the episode has terminated or was truncated.
+        info: The env's info. If done, with "TimeLimit.truncated": whether the episode was truncated
+            and not terminated.
     """
 
     obs: Any
@@ -67,20 +67,20 @@ class ManagerClosedError(ClosedEnvironmentError, AssertionError):
 
 @dataclass
 class Slot:
-    """The manager's record of an env; its Exchange knows which envs are in flight.
+    """The manager's record of an env; the Exchange knows whether it is in flight.
 
     Attributes:
-        state: The env's state. RUN with a request in flight: it steps; RESET with one: it resets.
+        state: The env's state. With a request in flight, RUN means a step, and RESET a reset.
         episodes: Number of episodes that it has played.
         observation: The next observation to act on.
         reset_info: The info of its last reset.
         param: Keyword arguments of its resets.
-        asked_at: When it was last asked to reset, by the monotonic clock.
+        requested_at: When it was last asked to reset, by the monotonic clock.
         restarts: Number of restarts of its worker when it was last asked to reset.
         attempts: Number of failures of its reset in a row.
-        reset_at: In RESET: when its next reset is due, by the monotonic clock.
-        seed: The seed that the manager's ``seed`` has set, until a reset is asked with it.
-        asked_seed: The seed of that reset, until it has succeeded.
+        reset_at: In RESET, when its next reset is due, by the monotonic clock.
+        seed: The seed of the manager's ``seed``, until a reset is requested with it.
+        unconfirmed_seed: The seed of that reset, until it has succeeded.
         dynamic_seed: The ``dynamic_seed`` that was set with the seed.
         replay_path: The folder in which it saves replays.
     """
@@ -90,18 +90,18 @@ class Slot:
     observation: Any = None
     reset_info: dict[str, Any] = field(default_factory=dict)
     param: dict[str, Any] | None = None
-    asked_at: float = 0.0
+    requested_at: float = 0.0
     restarts: int = 0
     attempts: int = 0
     reset_at: float = 0.0
     seed: int | None = None
-    asked_seed: int | None = None
+    unconfirmed_seed: int | None = None
     dynamic_seed: bool | None = None
     replay_path: str | None = None
 
-    def launched(self) -> Slot:
-        """A new slot, which keeps only a seed that was not used."""
-        seed = self.asked_seed if self.seed is None else self.seed
+    def renewed(self) -> Slot:
+        """A new slot, with settings and an unused seed of this one."""
+        seed = self.unconfirmed_seed if self.seed is None else self.seed
         return Slot(
             EnvState.INIT,
             seed=seed,
@@ -114,7 +114,7 @@ class Machine:
     """The envs of a manager from ``launch`` to ``close``.
 
     Attributes:
-        exchange: The exchange that asks the envs, and knows which are in flight.
+        exchange: Asks the envs, and knows which are in flight.
         slots: One slot for each env.
         undelivered: Timesteps and exceptions that ``step`` has not yet returned or raised, in the
             order of arrival.
@@ -127,9 +127,9 @@ class Machine:
         config: EnvManagerConfig,
         slots: list[Slot],
     ) -> None:
-        """Builds the envs, whose state is INIT afterwards."""
-        self.exchange = _exchange(env_fns, config)
-        slots[:] = [slot.launched() for slot in slots]
+        """Builds the envs; then their state is INIT."""
+        self.exchange = _start_exchange(env_fns, config)
+        slots[:] = [slot.renewed() for slot in slots]
         self.slots = slots
         self.undelivered: dict[int, BaseEnvTimestep | BaseException] = {}
         self.reset_errors: dict[int, BaseException] = {}
@@ -143,10 +143,10 @@ class Machine:
         self.undelivered.clear()
         self.reset_errors.clear()
 
-    # ---- questions ---------------------------------------------------------------------------
+    # ---- properties --------------------------------------------------------------------------
 
     def is_in_flight(self, env: int) -> bool:
-        """Whether an env steps, or has stepped and its result is not yet returned."""
+        """Whether an env steps, or has a result that is not yet returned."""
         return env in self.undelivered or self._is_stepping(env)
 
     def _is_stepping(self, env: int) -> bool:
@@ -166,8 +166,8 @@ class Machine:
         """The envs whose steps are in flight."""
         return [env for env in range(len(self.slots)) if self._is_stepping(env)]
 
-    def any_goes_on(self) -> bool:
-        """Whether there is a timestep to act on, or something to raise."""
+    def has_usable_result(self) -> bool:
+        """Whether there is a timestep that can be acted on, or an exception to raise."""
         return any(
             isinstance(each, BaseException)
             or (not each.done and self.slots[env].state is not EnvState.ERROR)
@@ -179,7 +179,7 @@ class Machine:
     def wait_for_all(self) -> None:
         """Waits until no env is in flight; results are kept."""
         while self.exchange.num_in_flight:
-            self.pump(1, math.inf)
+            self.process_answers(1, math.inf)
 
     def call(self, envs: Sequence[int], name: str, *args: Any) -> list[Any]:
         """Calls a method of the ``ManagedEnv`` of each of these envs, once none is in flight."""
@@ -189,23 +189,23 @@ class Machine:
     def step(self, actions: Mapping[int, Any]) -> None:
         """Asks envs to step."""
         space = self.exchange.single_action_space
-        envs, given = list(actions), list(actions.values())
-        if isinstance(space, Numbers):
-            batch = space.rows(given)
+        envs, action_list = list(actions), list(actions.values())
+        if isinstance(space, DiscreteRows):
+            batch = space.rows(action_list)
         else:
             try:
-                batch = batched(space, given)
+                batch = batched(space, action_list)
             except ValueError as error:
-                raise ValueError(f"{error} (These are places among envs {envs}.)") from None
-            batch = mapped(space, _with_numbers, space, batch)
+                raise ValueError(f"{error} (Indices are places in the envs {envs}.)") from None
+            batch = mapped(space, _unwrap_numbers, space, batch)
         for env in envs:
             self.slots[env].restarts = self.exchange.restarts(env)
         self.exchange.ask(envs, batch)
 
     def reset(self, params: Mapping[int, dict[str, Any] | None]) -> None:
-        """Asks envs to reset with these arguments; discards their earlier results."""
+        """Asks envs to reset with these arguments; discards earlier results."""
         while any(map(self.exchange.in_flight, params)):
-            self.pump(1, math.inf, held=params)
+            self.process_answers(1, math.inf, excluded=params)
         for env in params:
             slot = self.slots[env]
             slot.attempts = 0
@@ -213,40 +213,40 @@ class Machine:
             self.reset_errors.pop(env, None)
             if slot.state is EnvState.RESET:
                 slot.state = EnvState.NEED_RESET
-        self._ask_to_reset(params)
+        self._request_resets(params)
 
-    def _ask_to_reset(self, params: Mapping[int, dict[str, Any] | None]) -> None:
+    def _request_resets(self, params: Mapping[int, dict[str, Any] | None]) -> None:
         seeds: list[int | None] = []
-        orders: list[Orders] = []
+        specs: list[ResetSpec] = []
         for env, param in params.items():
             slot = self.slots[env]
-            slot.asked_at, slot.restarts = time.monotonic(), self.exchange.restarts(env)
+            slot.requested_at, slot.restarts = time.monotonic(), self.exchange.restarts(env)
             if slot.seed is not None:
-                slot.asked_seed, slot.seed = slot.seed, None
-            seeds.append(slot.asked_seed)
+                slot.unconfirmed_seed, slot.seed = slot.seed, None
+            seeds.append(slot.unconfirmed_seed)
             name = f"env-{env}-{slot.restarts}" if slot.restarts else f"env-{env}"
-            orders.append(Orders(param, slot.dynamic_seed, slot.replay_path, name))
+            specs.append(ResetSpec(param, slot.dynamic_seed, slot.replay_path, name))
         try:
-            # repeat=False: a reset that was lost with its process counts as a failed attempt.
-            self.exchange.ask_reset(list(params), seeds, orders, repeat=False)
+            # repeat=False: a reset that is lost with its process counts as a failed attempt.
+            self.exchange.ask_reset(list(params), seeds, specs, repeat=False)
         finally:
             for env, param in params.items():
                 if self.exchange.in_flight(env):
                     self.slots[env].param, self.slots[env].state = param, EnvState.RESET
 
     def deliver(self) -> dict[int, BaseEnvTimestep]:
-        """Returns the timesteps that have arrived, or raises the exception that has."""
-        arrived = dict(self.undelivered)
+        """Returns the timesteps that have arrived, or raises an exception that has."""
+        results = dict(self.undelivered)
         self.undelivered.clear()
-        errors = {env: each for env, each in arrived.items() if isinstance(each, BaseException)}
+        errors = {env: each for env, each in results.items() if isinstance(each, BaseException)}
         timesteps = {
-            env: each for env, each in arrived.items() if not isinstance(each, BaseException)
+            env: each for env, each in results.items() if not isinstance(each, BaseException)
         }
         _raise_first(errors, timesteps)
         return timesteps
 
     def raise_reset_errors(self, envs: Iterable[int] | None = None) -> None:
-        """Raises the exceptions of failed resets of these envs, or of any; each only once."""
+        """Raises exceptions of failed resets of these envs, or of all; each only once."""
         chosen = [*self.reset_errors] if envs is None else envs
         _raise_first(
             {env: self.reset_errors.pop(env) for env in chosen if env in self.reset_errors}, {}
@@ -254,33 +254,33 @@ class Machine:
 
     # ---- answers -----------------------------------------------------------------------------
 
-    def pump(self, count: int, deadline: float, held: Collection[int] = ()) -> None:
-        """Asks for resets that are due, waits for ``count`` answers, and acts on them.
+    def process_answers(self, count: int, deadline: float, excluded: Collection[int] = ()) -> None:
+        """Requests resets that are due, waits for ``count`` answers, and processes them.
 
-        Returns earlier when something else is due, and at the deadline (monotonic clock). Envs in
-        ``held`` are not reset: the caller does that.
+        Returns earlier when a reset or a timeout is due, and at the deadline (monotonic clock).
+        Envs in ``excluded`` are not reset: the caller does that.
         """
         stepping = self.stepping
         try:
             now = time.monotonic()
-            until = min(self._ask_what_is_due(now, held), deadline)
+            until = min(self._handle_due_resets(now, excluded), deadline)
             timeout = None if until == math.inf else max(0.0, until - now)
             in_flight = self.exchange.num_in_flight
             if in_flight:
                 self._take(min(count, in_flight), timeout)
             elif timeout is not None:
                 time.sleep(timeout)  # until a reset is retried
-            self._ask_what_is_due(time.monotonic(), held)
+            self._handle_due_resets(time.monotonic(), excluded)
         except BaseException:
             if self.exchange.closed:  # it could not go on
                 self.end()
-            for env in stepping:  # Ctrl-C may have cost what was taken
+            for env in stepping:  # Ctrl-C may have lost their results
                 if not self.exchange.closed and not self.is_in_flight(env):
-                    self._abnormal(env, "it was interrupted")
+                    self._deliver_abnormal(env, "it was interrupted")
             raise
 
-    def _ask_what_is_due(self, now: float, held: Collection[int]) -> float:
-        """Asks for the resets whose time has come; returns when the next thing is due."""
+    def _handle_due_resets(self, now: float, excluded: Collection[int]) -> float:
+        """Requests resets that are due, and replaces late processes; returns the next due time."""
         due = math.inf
         patience = self._config.connect_timeout or math.inf
         params: dict[int, dict[str, Any] | None] = {}
@@ -288,7 +288,7 @@ class Machine:
             if slot.state is not EnvState.RESET:
                 continue
             in_flight = self.exchange.in_flight(env)
-            at = slot.asked_at + patience if in_flight else slot.reset_at
+            at = slot.requested_at + patience if in_flight else slot.reset_at
             if now < at:
                 due = min(due, at)
             elif in_flight:
@@ -302,57 +302,57 @@ class Machine:
                     ),
                 )
                 due = min(due, slot.reset_at)
-            elif env not in held:
+            elif env not in excluded:
                 params[env] = slot.param
         if params:
-            self._ask_to_reset(params)
+            self._request_resets(params)
             due = min(due, now + patience)
         return due
 
     def _take(self, count: int, timeout: float | None) -> None:
-        """Waits for ``count`` answers, or until the time is up, and acts on what has come."""
+        """Waits for ``count`` answers, or until the time is up, and processes all answers."""
         try:
-            taken = self.exchange.take(count=self.exchange.num_envs, least=count, timeout=timeout)
+            answers = self.exchange.take(count=self.exchange.num_envs, least=count, timeout=timeout)
         except multiprocessing.TimeoutError:
             return
-        for failure in taken.failures:  # the parent could not read the env's results
+        for failure in answers.failures:  # the results could not be read
             if self.slots[failure.env].state is EnvState.RESET:
                 self._reset_failed(failure.env, failure.exception())
             else:
-                self._abnormal(failure.env, failure.summary)
+                self._deliver_abnormal(failure.env, failure.summary)
         space = self.exchange.single_observation_space
-        for row, env in enumerate(taken.envs.tolist()):
-            observation, info = one_of(space, taken.observations, row), taken.infos[row]
-            note, report = info.pop(NOTE, {}), taken.reports.get(env)
+        for row, env in enumerate(answers.envs.tolist()):
+            observation, info = one_of(space, answers.observations, row), answers.infos[row]
+            note, report = info.pop(NOTE_KEY, {}), answers.reports.get(env)
             if self.slots[env].state is EnvState.RESET:
                 self._take_reset(env, observation, info, note, report)
             elif report is not None and report.cut_off:
-                self._take_cut_off(env, report.fault)
+                self._take_truncated_step(env, report.fault)
             elif "abnormal" in note:
                 self.slots[env].state = EnvState.ERROR
                 observation, reward, done = note["abnormal"]
                 self.undelivered[env] = BaseEnvTimestep(observation, reward, done, info)
             elif "failure" in note:
-                self._raise_later(env, note["failure"].exception())
+                self._deliver_error(env, note["failure"].exception())
             else:
-                reward = note.get("reward", taken.rewards[row])
-                ended = bool(taken.terminations[row]), bool(taken.truncations[row])
-                self._take_step(env, observation, reward, ended, info, note)
+                reward = note.get("reward", answers.rewards[row])
+                ends = bool(answers.terminations[row]), bool(answers.truncations[row])
+                self._take_step(env, observation, reward, ends, info, note)
 
     def _take_step(
         self,
         env: int,
         observation: Any,
         reward: npt.NDArray[Any],
-        ended: tuple[bool, bool],
+        ends: tuple[bool, bool],
         info: dict[str, Any],
         note: dict[str, Any],
     ) -> None:
-        """Acts on the results of a step, and of a reset in the same step."""
+        """Processes the results of a step, and of a reset in the same step."""
         slot = self.slots[env]
         if "reset" in note:
-            ended, info["final_obs"], slot.reset_info = note["reset"]
-        terminated, truncated = ended
+            ends, info["final_obs"], slot.reset_info = note["reset"]
+        terminated, truncated = ends
         done = terminated or truncated
         if done:
             info["TimeLimit.truncated"] = truncated and not terminated
@@ -366,15 +366,15 @@ class Machine:
         elif slot.state is EnvState.RESET and "reset failed" in note:
             self._reset_failed(env, note["reset failed"].exception())
 
-    def _take_cut_off(self, env: int, fault: Fault) -> None:
-        """Acts on a step that a fault of this env, or of another in its worker, has cut off."""
-        cures = {
+    def _take_truncated_step(self, env: int, fault: Fault) -> None:
+        """Processes a step that was lost by a fault of this env, or of another in its worker."""
+        actions_by_type = {
             EnvTimeoutError.__name__: self._policy.on_timeout,
             WorkerCrashError.__name__: self._policy.on_crash,
         }
-        cure = cures.get(fault.type, self._policy.on_error)
-        if cure == "raise" and self._blames(fault, env):
-            self._raise_later(env, self._exception(fault, env, "step"))
+        fault_action = actions_by_type.get(fault.type, self._policy.on_error)
+        if fault_action == "raise" and self._blames(fault, env):
+            self._deliver_error(env, self._exception(fault, env, "step"))
             return
         info = {"fault": fault.info, "TimeLimit.truncated": True}
         last = self.slots[env].observation
@@ -389,7 +389,7 @@ class Machine:
         note: dict[str, Any],
         report: Report | None,
     ) -> None:
-        """Acts on the answer to a reset."""
+        """Processes the answer to a reset."""
         slot = self.slots[env]
         if report is not None and report.fault.restarts > slot.restarts:  # the reset was lost
             if self._blames(report.fault, env):
@@ -397,12 +397,12 @@ class Machine:
         elif "reset failed" in note:
             self._reset_failed(env, note["reset failed"].exception())
         else:
-            slot.state, slot.attempts, slot.asked_seed = EnvState.RUN, 0, None
+            slot.state, slot.attempts, slot.unconfirmed_seed = EnvState.RUN, 0, None
             slot.observation, slot.reset_info = observation, info
             self._forgive(env)
 
     def _reset_failed(self, env: int, cause: BaseException) -> None:
-        """Handles a failed reset: schedules a retry, or gives up."""
+        """Schedules a retry of a failed reset, or gives up."""
         slot = self.slots[env]
         slot.attempts += 1
         tries = max(1, self._config.max_retry)
@@ -425,14 +425,13 @@ class Machine:
     # ---- faults and states -------------------------------------------------------------------
 
     def _blames(self, fault: Fault, env: int) -> bool:
-        """Whether the worker failed in this env's step or reset."""
+        """Whether the worker has failed in this env's step or reset."""
         if fault.type == "Restart" or fault.restarts <= self.slots[env].restarts:
             return False
         return fault.env == env or fault.type != EnvTimeoutError.__name__
 
     def _exception(self, fault: Fault, env: int, operation: str) -> BaseException:
-        """The exception for a fault of an env."""
-        message = f"env {env}: {fault.message}; its process was replaced, and reset() goes on"
+        message = f"env {env}: {fault.message}; its process was replaced: reset() this env"
         if fault.type == EnvTimeoutError.__name__:
             limit = getattr(self.exchange.policy, f"{operation}_timeout")
             late = EnvTimeoutError(env, operation, limit)
@@ -451,32 +450,32 @@ class Machine:
         else:
             slot.state = EnvState.RESET if self._config.auto_reset else EnvState.NEED_RESET
 
-    def _abnormal(self, env: int, why: str) -> None:
-        """Makes an abnormal timestep, in place of results that could not be read."""
+    def _deliver_abnormal(self, env: int, why: str) -> None:
+        """Delivers an abnormal timestep in place of results that could not be read."""
         log.warning("env %d: its timestep cannot be read: %s", env, why)
         self.slots[env].state = EnvState.ERROR
         self.undelivered[env] = BaseEnvTimestep(None, None, False, {"abnormal": True, "error": why})
 
-    def _raise_later(self, env: int, error: BaseException) -> None:
+    def _deliver_error(self, env: int, error: BaseException) -> None:
         self.slots[env].state = EnvState.ERROR
         self.undelivered[env] = error
         self._forgive(env)
 
     def _forgive(self, env: int) -> None:
-        """Forgets an env's faults: it has recovered, or its failure is reported."""
+        """Forgets an env's faults, when it has recovered or its failure was reported."""
         if self._config.faults is None:
             self.exchange.forgive(env)
 
 
 def _raise_first(errors: dict[int, BaseException], timesteps: dict[int, Any]) -> None:
-    """Raises the error of the first env, with the other envs' in a note and with the timesteps."""
+    """Raises the first env's error, with those of other envs in a note, and with ``timesteps``."""
     if not errors:
         return
     first, *others = sorted(errors)
     error = errors[first]
     if others:
-        others_raised = "; ".join(f"env {env}: {errors[env]!r}" for env in others)
-        add_note(error, f"At the same time: {others_raised}")
+        other_errors = "; ".join(f"env {env}: {errors[env]!r}" for env in others)
+        add_note(error, f"At the same time: {other_errors}")
     try:
         error.timesteps = timesteps  # type: ignore[attr-defined]
     except AttributeError:
@@ -484,26 +483,25 @@ def _raise_first(errors: dict[int, BaseException], timesteps: dict[int, Any]) ->
     raise error
 
 
-def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) -> Exchange:
-    """Starts the workers and builds the envs."""
-    # The manager retries resets: the exchange need only limit the restarts of processes that make
-    # no progress at all.
+def _start_exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) -> Exchange:
+    # The manager counts the retries of resets, so the exchange only needs to limit restarts of
+    # processes that make no progress.
     default = FaultPolicy(max_restarts=10 + config.max_retry, window_s=math.inf, backoff_s=0.0)
     policy = config.faults or default
     limits = {
         name: getattr(policy, name) or getattr(config, name)
         for name in ("step_timeout", "reset_timeout")
     }
-    limited = any(limits.values())
+    has_limits = any(limits.values())
     num_workers = config.num_workers
-    if num_workers is None and (limited or config.retry_type == "renew"):
+    if num_workers is None and (has_limits or config.retry_type == "renew"):
         num_workers = len(env_fns)
-    # Only a new process helps against C code that hangs; a policy may try to interrupt first.
-    late = "reset" if policy.on_timeout == "reset" else "restart"
+    # Only a new process ends C code that hangs; the user's policy may try to interrupt first.
+    timeout_action = "reset" if policy.on_timeout == "reset" else "restart"
     # The exchange's policy handles exceptions of these types; the manager raises all others.
-    handled: tuple[type[Exception], ...] = () if policy.on_error == "raise" else (Exception,)
-    if late == "reset":
-        handled = *handled, EnvTimeoutError
+    handled_types: tuple[type[Exception], ...] = () if policy.on_error == "raise" else (Exception,)
+    if timeout_action == "reset":
+        handled_types = *handled_types, EnvTimeoutError
     return Exchange(
         [
             partial(
@@ -512,7 +510,7 @@ def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) ->
                 index=index,
                 reset_inplace=config.reset_inplace,
                 in_messages=not config.shared_memory,
-                raises=handled,
+                raises=handled_types,
             )
             for index, env_fn in enumerate(env_fns)
         ],
@@ -527,16 +525,16 @@ def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) ->
         faults=replace(
             policy,
             on_crash="restart",
-            on_timeout=late if limited else "raise",
+            on_timeout=timeout_action if has_limits else "raise",
             **limits,
         ),
-        num_buffers=_FRAMES,
-        hold_batches=_HELD,
+        num_buffers=_NUM_BUFFERS,
+        hold_batches=_HOLD_BATCHES,
     )
 
 
-def _with_numbers(space: Any, actions: Any) -> Any:
-    """Actions with numbers in place of arrays of size 1, which DI-engine's policies return."""
+def _unwrap_numbers(space: Any, actions: Any) -> Any:
+    """Replaces arrays of size 1, which DI-engine's policies return, by numbers."""
     if space.shape != ():
         return actions
     return [each[0] if getattr(each, "shape", None) == (1,) else each for each in actions]

@@ -1,9 +1,9 @@
 """plangym's interface: ``make`` and ``ParallelEnv``, whose batches shmvec's workers step.
 
-Write ``from shmvec.adapters import plangym`` where a program says ``import plangym``, or import
-``ParallelEnv`` from here and not from ``plangym.vectorization``. Methods, their arguments and
-results are those of `plangym's envs <https://github.com/FragileTech/plangym>`_, which are stepped
-as they are; it need not be installed for Gymnasium's.
+Replace ``import plangym`` by ``from shmvec.adapters import plangym``, or import ``ParallelEnv``
+from here instead of ``plangym.vectorization``. Methods, their arguments and results are those of
+`plangym's envs <https://github.com/FragileTech/plangym>`_, which are stepped unchanged. For
+Gymnasium's envs, plangym need not be installed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def make(
         [2, 2, 2]
         >>> env.close()
     """
-    env_class = _class_for(name, domain_name, state) or GymnasiumEnv
+    env_class = _plangym_class(name, domain_name, state) or GymnasiumEnv
     for key, value in (("domain_name", domain_name), ("state", state)):
         if value is not None:
             kwargs[key] = value
@@ -57,15 +57,15 @@ def make(
     return ParallelEnv(env_class, name=name, **kwargs)
 
 
-def _class_for(name: str, domain_name: str | None, state: str | None) -> Any:
+def _plangym_class(name: str, domain_name: str | None, state: str | None) -> Any:
     """The class that plangym has for an env; None if it has none, or is not installed."""
     try:
         registry = import_module("plangym.registry")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "plangym":
-            raise  # what plangym needs is missing
+            raise  # a module that plangym needs is missing
         return None
-    found = registry.get_planenv_class(name, domain_name, state)
+    env_class = registry.get_planenv_class(name, domain_name, state)
     # plangym returns BalloonEnv for every name that it does not know.
-    stray = found.__name__ == "BalloonEnv" and not name.startswith("BalloonLearning")
-    return None if stray else found
+    is_fallback = env_class.__name__ == "BalloonEnv" and not name.startswith("BalloonLearning")
+    return None if is_fallback else env_class

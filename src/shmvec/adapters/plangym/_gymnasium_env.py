@@ -14,23 +14,15 @@ from gymnasium.wrappers import TimeLimit
 from shmvec.planning.batches import checked_dt
 from shmvec.planning.rows import SharedEnv
 
-_GREY = np.array([19595, 38470, 7471])  # weights in 1/65536, of ITU-R 601, as Pillow uses them
+_GREY_WEIGHTS = np.array([19595, 38470, 7471])  # of ITU-R 601, in 1/65536, as in Pillow
 
 
 class GymnasiumEnv:
     """A Gymnasium env with plangym's interface, where plangym has no class for it.
 
-    Its states are those of ``shmvec.planning.PlanningVectorEnv``.
-
-    Attributes:
-        name: The env's id.
-        frameskip: How often each step is repeated with the same action.
-        autoreset: Whether the env is reset once its episode has ended, when the step's results have
-            been taken.
-        delay_setup: Whether the env is built when it is first needed.
-        remove_time_limit: Whether the env's ``TimeLimit`` was removed.
-        obs_type: What is observed: "coords" (the env's own observation), "rgb" or "grayscale".
-        return_image: Whether infos have a picture, ``rgb``.
+    Its states are those of ``shmvec.planning.PlanningVectorEnv``. The constructor's arguments
+    ``name``, ``frameskip``, ``autoreset``, ``delay_setup``, ``remove_time_limit``, ``obs_type`` and
+    ``return_image`` are attributes, too.
     """
 
     OBS_IS_ARRAY = True
@@ -59,13 +51,14 @@ class GymnasiumEnv:
         Args:
             name: The env's id; with ``env_fn`` just a name.
             frameskip: How often each step is repeated with the same action.
-            autoreset: Whether the env is reset once its episode has ended.
+            autoreset: Whether the step that ends an episode resets the env afterwards.
             wrappers: Wrappers for the env: each a wrapper, or a pair of a wrapper and its
-                arguments, which are a dict, a list, or the only argument itself.
+                arguments, which are a dict, a list, or a single argument.
             delay_setup: Whether the env is built when it is first needed.
             remove_time_limit: Whether the env's ``TimeLimit`` is removed.
             render_mode: Render mode for ``gym.make``.
-            obs_type: "coords", "rgb" or "grayscale". None: "coords".
+            obs_type: The kind of observations: "coords" or None (the env's own), "rgb" or
+                "grayscale".
             return_image: Whether infos have a picture, ``rgb``.
             env_fn: Makes the env. None: ``gym.make`` does.
             include_rng: Whether states hold the random generators of envs with random steps.
@@ -74,7 +67,7 @@ class GymnasiumEnv:
         Raises:
             ValueError: There is no such render mode, or no such type of observation.
         """
-        count_among(type(self), "plangym.core:PlangymEnv")
+        register_as(type(self), "plangym.core:PlangymEnv")
         if render_mode not in self.AVAILABLE_RENDER_MODES:
             raise ValueError(f"Invalid render_mode: {render_mode!r}")
         if return_image and render_mode is None:
@@ -113,7 +106,7 @@ class GymnasiumEnv:
             env = gym.make(self.name, render_mode=self._render_mode, **self._kwargs)
         self._observation_space = None
         env = _without_time_limit(env) if self.remove_time_limit else env
-        return _wrapped(env, self._wrappers or ())
+        return _wrap(env, self._wrappers or ())
 
     @property
     def gym_env(self) -> Any:
@@ -122,7 +115,7 @@ class GymnasiumEnv:
 
     def apply_wrappers(self, wrappers: Iterable[Any]) -> None:
         """Wraps the env; ``wrappers`` are as for the constructor."""
-        self._shared.env, self._observation_space = _wrapped(self.gym_env, wrappers), None
+        self._shared.env, self._observation_space = _wrap(self.gym_env, wrappers), None
 
     def wrap(self, wrapper: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Puts one wrapper around the env, with its arguments."""
@@ -134,7 +127,7 @@ class GymnasiumEnv:
         self.action_space.seed(seed)
 
     def clone(self, **changes: Any) -> GymnasiumEnv:
-        """A new env, made with the same arguments except for these changes."""
+        """A new env, with the same arguments except for these changes."""
         arguments = {
             "name": self.name,
             "frameskip": self.frameskip,
@@ -152,11 +145,11 @@ class GymnasiumEnv:
         return type(self)(**{**arguments, **changes})
 
     def close(self) -> None:
-        """Closes the env; it is built anew if it is used again."""
+        """Closes the env; another use builds it anew."""
         self._shared.close()
 
     def __repr__(self) -> str:
-        """The env's name, and how it steps."""
+        """The env's name, and its main arguments."""
         return (
             f"{type(self).__name__}(name={self.name!r}, frameskip={self.frameskip}, "
             f"obs_type={self.obs_type!r}, render_mode={self.render_mode!r})"
@@ -175,7 +168,7 @@ class GymnasiumEnv:
         if self.obs_type == "coords":
             return self.gym_env.observation_space
         if self._observation_space is None:
-            shape = self._shown(None).shape
+            shape = self._observe(None).shape
             self._observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
         return self._observation_space
 
@@ -198,10 +191,10 @@ class GymnasiumEnv:
 
     @property
     def img_shape(self) -> tuple[int, ...] | None:
-        """The shape of pictures; None if the env shows none."""
+        """The shape of images; None if the env has none."""
         try:
             return self.get_image().shape
-        except Exception:  # whatever keeps the env from rendering
+        except Exception:  # the env cannot render, for whatever reason
             return None
 
     @property
@@ -245,7 +238,7 @@ class GymnasiumEnv:
         """Resets the env: ``(state, observation, info)``, or without the state."""
         seed, self._seed = self._seed, None
         info = self._with_image(self._shared.reset(**({} if seed is None else {"seed": seed})))
-        result = self._shown(self._shared.observation), info
+        result = self._observe(self._shared.observation), info
         return (self.get_state(), *result) if return_state else result
 
     def step_with_dt(self, action: Any, dt: int = 1) -> tuple[Any, ...]:
@@ -268,7 +261,7 @@ class GymnasiumEnv:
             self.set_state(state)
         observation, reward, end, truncated, info = self.step_with_dt(action, dt)
         info = self._with_image({**info, "dt": dt})
-        result: tuple[Any, ...] = self._shown(observation), reward, end, truncated, info
+        result: tuple[Any, ...] = self._observe(observation), reward, end, truncated, info
         if return_state or (return_state is None and state is not None):
             result = (self.get_state(), *result)
         if self.autoreset and (end or truncated):
@@ -278,19 +271,19 @@ class GymnasiumEnv:
     def step_batch(
         self, actions: Any, states: Any = None, dt: Any = 1, return_state: bool | None = None
     ) -> tuple[list[Any], ...]:
-        """Steps a batch, one after another; takes and returns lists of what ``step`` does."""
-        states = given_states(states)
-        returned = states is not None if return_state is None else bool(return_state)
+        """Steps a batch, one step after the other; takes and returns lists of ``step``'s values."""
+        states = states_or_none(states)
+        returns_state = states is not None if return_state is None else bool(return_state)
         rows = [
-            self.step(action, state, times, returned)
+            self.step(action, state, times, returns_state)
             for action, state, times in zip(
                 actions,
                 [None] * len(actions) if states is None else states,
-                repeats(dt, len(actions)).tolist(),
+                repeat_counts(dt, len(actions)).tolist(),
                 strict=True,
             )
         ]
-        return tuple([row[i] for row in rows] for i in range(6 if returned else 5))
+        return tuple([row[i] for row in rows] for i in range(6 if returns_state else 5))
 
     # ---- pictures ----------------------------------------------------------------------------
 
@@ -299,10 +292,10 @@ class GymnasiumEnv:
         return self._shared.render()
 
     def get_image(self) -> npt.NDArray[np.uint8]:
-        """A picture, ``(height, width, 3)``.
+        """An image, ``(height, width, 3)``.
 
         Raises:
-            RuntimeError: The env was made without a render mode for pictures.
+            RuntimeError: The env was made without a render mode for images.
         """
         image = None if self.render_mode is None else self.render()
         if image is None:
@@ -315,18 +308,18 @@ class GymnasiumEnv:
     def _with_image(self, info: dict[str, Any]) -> dict[str, Any]:
         return {**info, "rgb": self.get_image()} if self.return_image else info
 
-    def _shown(self, observation: Any) -> Any:
-        """The observation by ``obs_type``, from the env's own."""
+    def _observe(self, observation: Any) -> Any:
+        """The observation for ``obs_type``, from the env's own."""
         if self.obs_type == "coords":
             return observation
         image = self.get_image()
         if self.obs_type == "rgb":
             return image
-        return ((image @ _GREY + 0x8000) >> 16).astype(np.uint8)
+        return ((image @ _GREY_WEIGHTS + 0x8000) >> 16).astype(np.uint8)
 
 
-def count_among(kind: type[Any], *names: str) -> None:
-    """Registers a class with abstract classes of plangym's that are imported, for ``isinstance``.
+def register_as(kind: type[Any], *names: str) -> None:
+    """Registers a class with plangym's abstract classes, if imported, for ``isinstance``.
 
     Args:
         kind: The class.
@@ -338,8 +331,8 @@ def count_among(kind: type[Any], *names: str) -> None:
             getattr(sys.modules[module], of_plangym).register(kind)
 
 
-def given_states(states: Any) -> Any:
-    """States of a batch; None if there are none, also where each of them is None."""
+def states_or_none(states: Any) -> Any:
+    """States of a batch; None if there are none, or all of them are None."""
     if states is None or (
         len(states) and states[0] is None and all(state is None for state in states)
     ):
@@ -347,14 +340,13 @@ def given_states(states: Any) -> Any:
     return states
 
 
-def repeats(dt: Any, count: int) -> npt.NDArray[np.int64]:
-    """How often each action of a batch is repeated; fractions are cut, as in plangym."""
+def repeat_counts(dt: Any, count: int) -> npt.NDArray[np.int64]:
+    """How often each action of a batch is repeated; fractions are dropped, as in plangym."""
     times = np.asarray(dt)
     return checked_dt(times.astype(np.int64) if times.dtype.kind == "f" else dt, count)
 
 
-def _wrapped(env: Any, wrappers: Iterable[Any]) -> Any:
-    """Puts wrappers around an env, each given alone or with its arguments."""
+def _wrap(env: Any, wrappers: Iterable[Any]) -> Any:
     for wrapper in wrappers:
         wrap, arguments = wrapper if isinstance(wrapper, tuple) else (wrapper, ())
         if isinstance(arguments, dict):
@@ -367,7 +359,6 @@ def _wrapped(env: Any, wrappers: Iterable[Any]) -> Any:
 
 
 def _without_time_limit(env: Any) -> Any:
-    """An env without its TimeLimit."""
     if isinstance(env, TimeLimit):
         return env.env
     layer = env

@@ -12,45 +12,29 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec.adapters._shared import forwarded
-from shmvec.adapters.plangym._gymnasium_env import count_among, given_states, repeats
+from shmvec.adapters._shared import delegate
+from shmvec.adapters.plangym._gymnasium_env import register_as, repeat_counts, states_or_none
 from shmvec.exchange import HostedEnv, OwnsProcesses
 from shmvec.planning import PlanningVectorEnv
-from shmvec.spaces import Anything
-
-# Spaces whose batches are arrays.
-_ARRAYS = (
-    gym.spaces.Box,
-    gym.spaces.Discrete,
-    gym.spaces.MultiBinary,
-    gym.spaces.MultiDiscrete,
-)
+from shmvec.spaces import ARRAY_SPACES, Anything
 
 
 class ParallelEnv(OwnsProcesses):
-    """Steps batches in worker processes; an env in this process, ``plan_env``, does all else.
+    """Steps batches in worker processes; an env in this process, ``plan_env``, does the rest.
 
     Attributes and methods that are not described here are those of ``plan_env``: ``obs_shape``,
     ``action_shape``, ``observation_space``, ``action_space``, ``gym_env``, ``step_with_dt``,
-    ``sample_action``, ``get_image``, ``seed``, ``return_image`` and so on.
-
-    Attributes:
-        name: Name of the env.
-        frameskip: How often each step is repeated with the same action.
-        autoreset: The constructor's argument, without effect: envs are always reset after the end
-            of an episode; the next step's info, if no state was set meanwhile, has ``autoreset``.
-        delay_setup: Whether nothing is started before ``setup``, or the first use.
-        n_workers: Number of worker processes; 0: their env lives in this process.
-        blocking: The constructor's argument, without effect: workers always step in parallel.
+    ``sample_action``, ``get_image``, ``seed``, ``return_image`` and so on. The constructor's
+    arguments from ``name`` to ``blocking`` are attributes, too.
     """
 
     # Class attributes, as plangym's have them.
-    OBS_IS_ARRAY = forwarded("plan_env", "OBS_IS_ARRAY")
-    STATE_IS_ARRAY = forwarded("plan_env", "STATE_IS_ARRAY")
-    SINGLETON = forwarded("plan_env", "SINGLETON")
-    AVAILABLE_RENDER_MODES = forwarded("plan_env", "AVAILABLE_RENDER_MODES")
-    AVAILABLE_OBS_TYPES = forwarded("plan_env", "AVAILABLE_OBS_TYPES")
-    DEFAULT_OBS_TYPE = forwarded("plan_env", "DEFAULT_OBS_TYPE")
+    OBS_IS_ARRAY = delegate("plan_env", "OBS_IS_ARRAY")
+    STATE_IS_ARRAY = delegate("plan_env", "STATE_IS_ARRAY")
+    SINGLETON = delegate("plan_env", "SINGLETON")
+    AVAILABLE_RENDER_MODES = delegate("plan_env", "AVAILABLE_RENDER_MODES")
+    AVAILABLE_OBS_TYPES = delegate("plan_env", "AVAILABLE_OBS_TYPES")
+    DEFAULT_OBS_TYPE = delegate("plan_env", "DEFAULT_OBS_TYPE")
 
     _planning: PlanningVectorEnv | None = None
     _plan_env: Any = None
@@ -74,17 +58,18 @@ class ParallelEnv(OwnsProcesses):
                 ``GymnasiumEnv``, or any function with such arguments.
             name: Argument of ``env_class``.
             frameskip: Argument of ``env_class``.
-            autoreset: Without effect: envs are reset after the end of an episode, as in plangym.
-            delay_setup: Whether nothing is started before ``setup``, or the first use.
-            n_workers: Number of worker processes; 0: their env lives in this process.
+            autoreset: Without effect: envs are always reset after the end of an episode. Then the
+                next step's info has ``autoreset``, unless a state was set meanwhile.
+            delay_setup: Whether workers are started only by ``setup``, or the first use.
+            n_workers: Number of worker processes; 0: the env lives in this process.
             blocking: Without effect: the workers step in parallel.
             worker_options: Options of ``PlanningVectorEnv``: ``context``, ``faults`` and so on.
             **kwargs: Further arguments of ``env_class``.
 
         Raises:
-            Exception: Whatever ``env_class`` raises; and as ``PlanningVectorEnv``.
+            Exception: ``env_class`` has raised it; and as ``PlanningVectorEnv``.
         """
-        count_among(
+        register_as(
             type(self), "plangym.core:PlangymEnv", "plangym.vectorization.env:VectorizedEnv"
         )
         self.name = name
@@ -100,8 +85,8 @@ class ParallelEnv(OwnsProcesses):
             **kwargs,
         }
         common = {"render_mode": "rgb_array", **kwargs, "name": name, "frameskip": frameskip}
-        self._make_local = partial(env_class, **common)
-        if common["render_mode"] == "human":  # one window is enough
+        self._make_plan_env = partial(env_class, **common)
+        if common["render_mode"] == "human":  # workers need no windows
             common["render_mode"] = None
         make = partial(env_class, **common, autoreset=True, delay_setup=False)
         env_fn: Any = partial(HostedPlanEnv, make)
@@ -116,12 +101,12 @@ class ParallelEnv(OwnsProcesses):
         self._planning = self._make_planning(delay_setup=delay_setup)
 
     def setup(self) -> None:
-        """Starts the workers, unless they are running; after ``close``, starts new ones."""
+        """Starts the workers, unless they are running, also after ``close``."""
         if self._planning is None:
             self._planning = self._make_planning()
         self._planning.setup()
 
-    def _open(self) -> PlanningVectorEnv:
+    def _require_planning(self) -> PlanningVectorEnv:
         if self._planning is None:
             raise ClosedEnvironmentError("This ParallelEnv is closed: setup() starts it anew.")
         return self._planning
@@ -130,8 +115,8 @@ class ParallelEnv(OwnsProcesses):
     def plan_env(self) -> Any:
         """The env in this process, built when it is first needed."""
         if self._plan_env is None:
-            self._open()
-            self._plan_env = self._make_local()
+            self._require_planning()
+            self._plan_env = self._make_plan_env()
         return self._plan_env
 
     @property
@@ -143,7 +128,7 @@ class ParallelEnv(OwnsProcesses):
         """An attribute of ``plan_env``."""
         if name.startswith("__"):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        if hasattr(type(self), name):  # a property has raised AttributeError, which is passed on
+        if hasattr(type(self), name):  # a property has raised AttributeError: raise it again
             return object.__getattribute__(self, name)
         return getattr(self.plan_env, name)
 
@@ -168,7 +153,7 @@ class ParallelEnv(OwnsProcesses):
 
         Args:
             actions: Any number of actions.
-            states: One state for each action. None, or one None for each: the workers' envs go on
+            states: One state for each action. None, or a None for each: the workers' envs continue
                 from their present states.
             dt: How often each action is repeated: an int, or one for each action.
             return_state: Whether the new states are returned. None: if states were given.
@@ -177,51 +162,50 @@ class ParallelEnv(OwnsProcesses):
             Lists ``(observations, rewards, ends, truncateds, infos)``, with the new states first if
             they are returned.
         """
-        planning, count = self._open(), len(actions)
-        states = given_states(states)
-        returned = states is not None if return_state is None else bool(return_state)
+        planning, count = self._require_planning(), len(actions)
+        states = states_or_none(states)
+        returns_state = states is not None if return_state is None else bool(return_state)
         how = np.empty((count, 2), np.int64)
-        how[:, 0], how[:, 1] = repeats(dt, count), returned
+        how[:, 0], how[:, 1] = repeat_counts(dt, count), returns_state
         if count == 0:  # an empty list has no shape to check
             space: Any = planning.action_space
             actions = np.empty((0, *(space["action"].shape or ())))
-        if states is not None and self._in_tuples:
+        if states is not None and self._states_in_tuples:
             states = [(state,) for state in states]
         *news, observations, rewards, ends, truncateds, infos = planning.step_batch(
-            {"action": actions, "how": how}, states, return_state=returned
+            {"action": actions, "how": how}, states, return_state=returns_state
         )
         rest = rewards.tolist(), ends.tolist(), truncateds.tolist(), infos
-        return *map(self._states, news), list(observations), *rest
+        return *map(self._unwrap_states, news), list(observations), *rest
 
     def sync_states(self, state: Any = None) -> None:
         """Sets one state in all workers; None: that of ``plan_env``."""
-        given = self.get_state() if state is None else state
-        self._open().sync_states((given,) if self._in_tuples else given)
+        state = self.get_state() if state is None else state
+        self._require_planning().sync_states((state,) if self._states_in_tuples else state)
 
     @property
-    def _in_tuples(self) -> bool:
+    def _states_in_tuples(self) -> bool:
         """Whether workers return each state in a tuple."""
-        return isinstance(self._open().state_space, Anything)
+        return isinstance(self._require_planning().state_space, Anything)
 
-    def _states(self, states: Any) -> list[Any]:
+    def _unwrap_states(self, states: Any) -> list[Any]:
         """States of workers, without the tuples."""
-        return [state for (state,) in states] if self._in_tuples else list(states)
+        return [state for (state,) in states] if self._states_in_tuples else list(states)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of every worker's env, or gets an attribute: one result for each."""
-        return self._open().call(name, *args, **kwargs)
+        return self._require_planning().call(name, *args, **kwargs)
 
     # ---- the env of this process -------------------------------------------------------------
 
     def reset(self, return_state: bool = True, indices: npt.ArrayLike | None = None) -> Any:
         """Resets ``plan_env``, and sets its new state in all workers.
 
-        With ``indices``, envs of these workers are reset instead, each by itself, and batches are
-        returned.
+        With ``indices``, the envs of these workers are reset instead, and batches are returned.
         """
         if indices is not None:
-            states, *others = self._open().reset(True, indices)
-            return (self._states(states), *others) if return_state else tuple(others)
+            states, *others = self._require_planning().reset(True, indices)
+            return (self._unwrap_states(states), *others) if return_state else tuple(others)
         state, observation, info = self.plan_env.reset(return_state=True)
         self.sync_states(state)
         return (state, observation, info) if return_state else (observation, info)
@@ -229,7 +213,7 @@ class ParallelEnv(OwnsProcesses):
     def step(
         self, action: Any, state: Any = None, dt: int = 1, return_state: bool | None = None
     ) -> Any:
-        """Steps ``plan_env``; takes and returns what :meth:`step_batch` does, for one action."""
+        """Steps ``plan_env``; like :meth:`step_batch`, for one action."""
         return self.plan_env.step(action=action, state=state, dt=dt, return_state=return_state)
 
     def set_state(self, state: Any) -> None:
@@ -244,7 +228,7 @@ class ParallelEnv(OwnsProcesses):
     # ---- the rest ----------------------------------------------------------------------------
 
     def clone(self, **changes: Any) -> ParallelEnv:
-        """A new vectorized env, made with the same arguments except for these changes."""
+        """A new vectorized env, with the same arguments except for these changes."""
         arguments = {
             "env_class": self._env_class,
             "name": self.name,
@@ -268,7 +252,7 @@ class ParallelEnv(OwnsProcesses):
                 local.close()
 
     def __del__(self) -> None:
-        """Closes the envs of a program that did not call ``close``, as plangym's need not."""
+        """Closes the envs, because programs for plangym need not call ``close``."""
         self.close(terminate=True)
 
 
@@ -276,11 +260,11 @@ class ParallelEnv(OwnsProcesses):
 
 
 class HostedPlanEnv(HostedEnv):
-    """An env of plangym's in a worker: it makes repeats, pictures, states and resets by itself.
+    """An env of plangym's in a worker, which repeats actions and resets by itself.
 
-    An action is a dict of the env's ``action`` and of ``how``: how often it is repeated, and
-    whether the new state is wanted. A state that is no array of numbers travels in a tuple of one,
-    since an array of objects would have the whole observation pickled with it.
+    An action is a dict of the env's ``action`` and of ``how``: the number of repeats, and whether
+    the new state is wanted. A state that is no array of numbers travels in a tuple of one, because
+    with an array of objects the whole observation would be pickled.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -292,33 +276,33 @@ class HostedPlanEnv(HostedEnv):
             env,
             Anything(),
             gym.spaces.Dict(
-                {"action": actions if isinstance(actions, _ARRAYS) else Anything(), "how": how}
+                {"action": actions if isinstance(actions, ARRAY_SPACES) else Anything(), "how": how}
             ),
         )
         self._state: Any = None  # the state after the last step, if it was wanted
-        self._was_reset = False  # whether the last step has reset the env
-        self._in_arrays: bool | None = None  # whether states are arrays; None: never reset
+        self._was_reset = False  # by the last step
+        self._states_are_arrays: bool | None = None  # None before the first reset
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         """Resets the env, which takes neither seed nor options."""
-        if self._in_arrays is None:
-            self._try_out()
+        if self._states_are_arrays is None:
+            self._learn_types()
         observation, info = self.env.reset(return_state=False)
         self._state, self._was_reset = None, False
         return observation, info
 
-    def _try_out(self) -> None:
+    def _learn_types(self) -> None:
         """Learns the types of states and observations, by a step.
 
-        After a step they may be of another dtype than after a reset, as those of plangym's Acrobot
-        and MountainCarContinuous are: no array has room for both.
+        After a step they may be of another dtype than after a reset, as in plangym's Acrobot and
+        MountainCarContinuous; then they do not fit into an array.
         """
         state, observation, _ = self.env.reset(return_state=True)
         seen = [(state, observation)]
-        with suppress(Exception):  # no action can be sampled; other errors will come back
+        with suppress(Exception):  # no action can be sampled; any other error will occur again
             seen.append(self.env.step(self.env.sample_action(), return_state=True)[:2])
         states, observations = zip(*seen, strict=True)
-        self._in_arrays = all(map(_is_numbers, states)) and _are_alike(states)
+        self._states_are_arrays = all(map(_is_numeric, states)) and _are_alike(states)
         if _are_alike(observations):
             self.observation_space = _space_like(observation)
 
@@ -338,7 +322,7 @@ class HostedPlanEnv(HostedEnv):
     def get_state(self) -> Any:
         """The state after the last step, before the env's reset."""
         state = self.env.get_state() if self._state is None else self._state
-        return state if self._in_arrays else (state,)
+        return state if self._states_are_arrays else (state,)
 
     def set_state(self, state: Any) -> None:
         """Sets a state that ``get_state`` returned."""
@@ -346,7 +330,7 @@ class HostedPlanEnv(HostedEnv):
         self.env.set_state(state[0] if isinstance(state, tuple) else state)
 
 
-def _is_numbers(state: Any) -> bool:
+def _is_numeric(state: Any) -> bool:
     return isinstance(state, np.ndarray) and state.dtype.kind in "fiub" and state.size > 0
 
 
@@ -357,7 +341,7 @@ def _are_alike(values: Iterable[Any]) -> bool:
 
 
 def _space_like(observation: Any) -> gym.Space[Any]:
-    """A space for observations like this one: plangym's own spaces are not always right."""
+    """A space for observations like this one, since plangym's own are not always right."""
     if not isinstance(observation, np.ndarray) or observation.dtype.kind not in "fiu":
         return Anything()
     if observation.dtype.kind == "f":

@@ -1,8 +1,8 @@
-"""Steps and resets of single envs, which are repeated if a worker's crash has cut them off.
+"""Steps and resets of single envs, which are retried after a worker's crash.
 
-The core truncates an episode that a worker's death cut off. Here a new episode begins instead: the
-env is reset, the step is made once more, and its info says so. A step after an episode's end resets
-the env first, in the worker and in the same request.
+The core truncates an episode when its worker dies. Here a new episode begins instead: the env is
+reset, the step is retried, and its info says so. A step after an episode's end resets the env
+first, in the worker and in the same request.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from shmvec.faults import Failure, FaultPolicy, WorkerCrashError
 from shmvec.spaces import batched
 
 
-class Episodes(HostedEnv):
-    """An env whose step resets it first if its episode is over; ``close`` acts only once."""
+class AutoresettingEnv(HostedEnv):
+    """An env whose step resets it first if its episode is over; it is closed only once."""
 
-    _over = False
+    _episode_over = False
     _closed = False
 
     def get_wrapper_attr(self, name: str) -> Any:
@@ -30,18 +30,18 @@ class Episodes(HostedEnv):
     def reset(self, **arguments: Any) -> Any:
         """Resets the env."""
         result = self.env.reset(**arguments)
-        self._over = False
+        self._episode_over = False
         return result
 
     def step(self, action: Any) -> Any:
         """Resets the env if its episode is over, and steps it."""
-        # A copy: the step may change the arrays.
-        began = deepcopy(self.reset()) if self._over else None
+        # It is copied, because the step may change the arrays.
+        began = deepcopy(self.reset()) if self._episode_over else None
         result = self.env.step(action)
         if len(result) != 5:
             return result  # the core raises the error for it
         observation, reward, terminated, truncated, info = result
-        self._over = bool(terminated) or bool(truncated)
+        self._episode_over = bool(terminated) or bool(truncated)
         if began is not None:
             info = {**info, "reset_observation": began[0], "reset_info": began[1]}
         return observation, reward, terminated, truncated, info
@@ -53,7 +53,7 @@ class Episodes(HostedEnv):
             self.env.close()
 
 
-class Step(NamedTuple):
+class StepRequest(NamedTuple):
     """A request to make a step.
 
     Attributes:
@@ -63,7 +63,7 @@ class Step(NamedTuple):
     action: Any
 
 
-class Reset(NamedTuple):
+class ResetRequest(NamedTuple):
     """A request to reset.
 
     Attributes:
@@ -75,16 +75,16 @@ class Reset(NamedTuple):
     options: dict[str, Any] | None = None
 
 
-# What an env has returned (five values for a step, two for a reset), or what it has raised.
+# The results of an env (five values for a step, two for a reset), or its exception.
 Answer: TypeAlias = tuple[Any, ...] | Failure
 
 
-class RepeatingEnvs:
-    """Envs whose requests are repeated after a crash; their processes start in the background.
+class RetryingEnvs:
+    """Envs whose requests are retried after a crash; their processes start in the background.
 
     Attributes:
-        exchange: The exchange that asks the envs; its ``initialize`` waits until they are built.
-        over: Whether an env's last step has ended its episode, for each env.
+        exchange: Asks the envs; its ``initialize`` waits until they are built.
+        over: For each env, whether its last step has ended an episode.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class RepeatingEnvs:
         """
         options.setdefault("num_workers", len(env_fns))
         self.exchange = Exchange(
-            [partial(Episodes.made_by, env_fn) for env_fn in env_fns],
-            name="SubprocessEnv",  # what messages and processes are called by
+            [partial(AutoresettingEnv.made_by, env_fn) for env_fn in env_fns],
+            name="SubprocessEnv",  # the name in messages and of processes
             autoreset_mode=AutoresetMode.DISABLED,
             may_step_over=True,
             faults=faults or FaultPolicy(on_crash="restart", backoff_s=0.01),
@@ -108,51 +108,50 @@ class RepeatingEnvs:
             **options,
         )
         self.over = [False] * len(env_fns)
-        self._options: dict[int, Any] = {}  # options of each env's last reset
-        self._faults: dict[int, dict[str, Any]] = {}  # faults that are in no info yet
-        self._open = set(range(len(env_fns)))
+        self._reset_options: dict[int, Any] = {}  # options of each env's last reset
+        self._faults: dict[int, dict[str, Any]] = {}  # by env
+        self._open_envs = set(range(len(env_fns)))
 
     # ---- steps and resets --------------------------------------------------------------------
 
-    def begin(self, requests: Mapping[int, Step | Reset]) -> None:
+    def begin(self, requests: Mapping[int, StepRequest | ResetRequest]) -> None:
         """Asks envs and does not wait; :meth:`finish` must follow with the same requests."""
-        if self.exchange.num_in_flight:  # an interrupted call has left it
+        if self.exchange.num_in_flight:  # from an interrupted call
             self.exchange.discard()
         self.exchange.recycle()
         self._ask(requests)
 
-    def _ask(self, requests: Mapping[int, Step | Reset]) -> None:
-        steps = {env: asked.action for env, asked in requests.items() if isinstance(asked, Step)}
-        resets = {env: asked for env, asked in requests.items() if isinstance(asked, Reset)}
+    def _ask(self, requests: Mapping[int, StepRequest | ResetRequest]) -> None:
+        steps = {i: each.action for i, each in requests.items() if isinstance(each, StepRequest)}
+        resets = {i: each for i, each in requests.items() if isinstance(each, ResetRequest)}
         if steps:
             actions = batched(self.exchange.single_action_space, list(steps.values()))
             self.exchange.ask(list(steps), actions)
         if resets:
             seeds, options = zip(*resets.values(), strict=True)
-            self._options.update(zip(resets, options, strict=True))
+            self._reset_options.update(zip(resets, options, strict=True))
             # A request without seeds and options takes a faster path.
-            given = [None if all(x is None for x in each) else each for each in (seeds, options)]
-            self.exchange.ask_reset(list(resets), *given)
+            values = [None if all(x is None for x in each) else each for each in (seeds, options)]
+            self.exchange.ask_reset(list(resets), *values)
 
-    def finish(self, requests: Mapping[int, Step | Reset]) -> dict[int, Answer]:
-        """Waits for the requests of :meth:`begin`, and repeats those that were lost.
+    def finish(self, requests: Mapping[int, StepRequest | ResetRequest]) -> dict[int, Answer]:
+        """Waits for the requests of :meth:`begin`, and retries those that were lost.
 
         Returns:
-            The answer of each env, by env. The info of an env that was restarted has ``fault``;
-            after a repeated step also ``reset_observation`` and ``reset_info``, with which the new
-            episode began.
+            The answer of each env. The info of a restarted env has ``fault``; after a retried step
+            also ``reset_observation`` and ``reset_info``, the beginning of the new episode.
         """
         answers = self._take(requests)
-        while lost := {env: asked for env, asked in requests.items() if env not in answers}:
-            resets = {env: Reset(None, self._options.get(env)) for env in lost}
+        while lost := {env: request for env, request in requests.items() if env not in answers}:
+            resets = {env: ResetRequest(None, self._reset_options.get(env)) for env in lost}
             self._ask(resets)
-            began = self._take(resets)
-            answers.update({env: each for env, each in began.items() if isinstance(each, Failure)})
-            steps = {env: asked for env, asked in lost.items() if env not in answers}
+            starts = self._take(resets)
+            answers.update({i: each for i, each in starts.items() if isinstance(each, Failure)})
+            steps = {env: request for env, request in lost.items() if env not in answers}
             self._ask(steps)
             for env, answer in self._take(steps).items():
                 if not isinstance(answer, Failure):
-                    start: Any = began[env]
+                    start: Any = starts[env]
                     answer[-1]["reset_observation"], answer[-1]["reset_info"] = start
                 answers[env] = answer
         for env, answer in answers.items():
@@ -160,21 +159,21 @@ class RepeatingEnvs:
                 answer[-1]["fault"] = self._faults.pop(env)
         return answers
 
-    def _take(self, requests: Mapping[int, Step | Reset]) -> dict[int, Answer]:
-        """Waits for the answers; steps that were cut off have none."""
+    def _take(self, requests: Mapping[int, StepRequest | ResetRequest]) -> dict[int, Answer]:
+        """Waits for the answers; lost steps have none."""
         space = self.exchange.single_observation_space
-        taken = self.exchange.take()
-        if taken.failures:
-            self.exchange.log_failures(taken.failures)
-        answers: dict[int, Answer] = {failure.env: failure for failure in taken.failures}
-        self._faults.update({env: report.fault.info for env, report in taken.reports.items()})
-        for env, observation, reward, terminated, truncated, info in taken.by_env(space):
-            if isinstance(requests[env], Reset):
+        results = self.exchange.take()
+        if results.failures:
+            self.exchange.log_failures(results.failures)
+        answers: dict[int, Answer] = {failure.env: failure for failure in results.failures}
+        self._faults.update({env: report.fault.info for env, report in results.reports.items()})
+        for env, observation, reward, terminated, truncated, info in results.by_env(space):
+            if isinstance(requests[env], ResetRequest):
                 self.over[env] = False
                 answers[env] = observation, info
-            elif env not in taken.reports or not taken.reports[env].cut_off:
+            elif env not in results.reports or not results.reports[env].cut_off:
                 if "reset_info" in info:
-                    self._options[env] = None
+                    self._reset_options[env] = None
                 self.over[env] = terminated or truncated
                 answers[env] = observation, reward, terminated, truncated, info
         return answers
@@ -190,7 +189,7 @@ class RepeatingEnvs:
             except WorkerCrashError:
                 if self.exchange.closed:
                     raise
-            reset = {env: Reset(None, self._options.get(env))}
+            reset = {env: ResetRequest(None, self._reset_options.get(env))}
             self.begin(reset)
             answer = self.finish(reset)[env]
             if isinstance(answer, Failure):
@@ -199,14 +198,14 @@ class RepeatingEnvs:
 
     # ---- closing -----------------------------------------------------------------------------
 
-    def leave(self, envs: Sequence[int], timeout: float | None) -> bool:
+    def close_envs(self, envs: Sequence[int], timeout: float | None) -> bool:
         """Closes some envs; the processes end when the last env is closed.
 
         Returns:
             Whether no env is left, so that ``exchange.close`` is due.
         """
-        self._open.difference_update(envs)
-        if not self._open or self.exchange.closed:
+        self._open_envs.difference_update(envs)
+        if not self._open_envs or self.exchange.closed:
             return True
         try:
             self.exchange.discard()

@@ -1,7 +1,7 @@
-"""A crew: actors, each of which has an object, in this process or, by Ray, on nodes.
+"""``Backend``: starts actors, each with an object, in this process or, by Ray, on nodes.
 
-The caller need not know which. This module has the interface of both, and the crew in this process:
-it makes a call when the call's result is asked for, in an order that does not depend on time.
+The caller need not know which. ``LocalBackend``, for this process, makes a call when its result is
+taken, so the order of calls does not depend on time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["Actor", "Crew", "LocalCrew", "Lost", "Node"]
+__all__ = ["Actor", "ActorLostError", "Backend", "LocalBackend", "Node"]
 
 
-class Lost(Exception):
-    """An actor is gone, and with it all calls that it was asked for; the message says why."""
+class ActorLostError(Exception):
+    """An actor is gone, with all its calls; the message says why."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster, or what counts as one.
+    """A machine of the cluster, or a bundle of a placement group.
 
     Attributes:
         id: The node's id, which no other node ever has.
@@ -48,7 +48,7 @@ class Actor:
     """
 
     def __init__(self, name: str) -> None:
-        """Takes the actor's name, for messages."""
+        """Makes an actor without an object."""
         self.name = name
         self.object: Any = None
 
@@ -58,31 +58,31 @@ class Actor:
             function, *args = args  # type: ignore[assignment]
             self.object = function(*args)
             return self.object.report()
-        called = self.object
+        target = self.object
         if method == "close":
             self.object = None
-        return getattr(called, method)(*args)
+        return getattr(target, method)(*args)
 
 
-class Crew(ABC):
-    """The place where actors are: this process, or nodes joined by Ray."""
+class Backend(ABC):
+    """Starts actors and calls them, in this process or on the nodes of a cluster."""
 
     @property
     @abstractmethod
-    def gone(self) -> bool:
-        """Whether Ray was shut down, and all actors with it."""
+    def is_shut_down(self) -> bool:
+        """Whether Ray was shut down; all actors have ended with it."""
 
     @abstractmethod
     def nodes(self) -> list[Node]:
         """The nodes that are alive."""
 
     @abstractmethod
-    def room(self) -> str:
-        """The CPUs and GPUs that there are, as a text for messages."""
+    def describe_resources(self) -> str:
+        """A text for messages about nodes, CPUs and GPUs."""
 
     @abstractmethod
     def put(self, value: Any) -> Any:
-        """Copies a value, as it is now, for use as an argument of calls."""
+        """Copies a value for use as an argument of calls."""
 
     @abstractmethod
     def start(self, name: str, node: Node | None, cpus: float, gpus: float) -> Any:
@@ -90,38 +90,38 @@ class Crew(ABC):
 
         Args:
             name: The actor's name, for messages.
-            node: Node to start it on. None: any that has room; actors spread over all.
-            cpus: Number of CPUs that are reserved for it.
-            gpus: Number of GPUs that are reserved for it.
+            node: Node to start it on. None: any with room; actors are spread over all.
+            cpus: Number of CPUs reserved for it.
+            gpus: Number of GPUs reserved for it.
         """
 
     @abstractmethod
     def ask(self, actor: Any, method: str, *args: Any) -> Any:
-        """Asks for a call of ``Actor.call``, after all earlier ones; returns a key of the call."""
+        """Queues a call of ``Actor.call``; returns a key for it."""
 
     @abstractmethod
     def ready(self, calls: Sequence[Any], timeout: float) -> list[Any]:
-        """Waits until a call is done; returns all that are, none once the time is up."""
+        """Waits until at least one call is done, or the time is up; returns the calls done."""
 
     @abstractmethod
     def result(self, call: Any) -> tuple[str, Any]:
-        """Waits for a call; returns the node it was made on, for messages, and its result.
+        """Waits for a call; returns its node, for messages, and its result.
 
         Raises:
-            Lost: The actor is gone.
-            Exception: What the call raised.
+            ActorLostError: The actor is gone.
+            Exception: The call has raised it.
         """
 
     @abstractmethod
     def cancel(self, calls: Iterable[Any]) -> None:
-        """Discards calls, as far as they are not begun."""
+        """Discards calls that have not begun."""
 
     @abstractmethod
     def end(self, actor: Any) -> None:
         """Ends an actor at once."""
 
 
-class Packed:
+class PickledValue:
     """A pickled value, as it would be on another node."""
 
     def __init__(self, value: Any) -> None:
@@ -130,28 +130,28 @@ class Packed:
         self._content = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         self._buffers = [buffer.raw().tobytes() for buffer in buffers]
 
-    def open(self) -> Any:
+    def load(self) -> Any:
         """Unpickles the value; each call returns a new one, whose arrays are read-only."""
         return pickle.loads(self._content, buffers=self._buffers)
 
 
-class LocalCrew(Crew):
+class LocalBackend(Backend):
     """Actors in this process."""
 
-    HERE = Node("here", "this process", 1, 0)
-    gone = False
+    NODE = Node("here", "this process", 1, 0)
+    is_shut_down = False
 
     def nodes(self) -> list[Node]:
         """This process."""
-        return [self.HERE]
+        return [self.NODE]
 
-    def room(self) -> str:
+    def describe_resources(self) -> str:
         """This process."""
-        return self.HERE.name
+        return self.NODE.name
 
-    def put(self, value: Any) -> Packed:
-        """The value, pickled as for another node."""
-        return Packed(value)
+    def put(self, value: Any) -> PickledValue:
+        """Pickles the value as for another node."""
+        return PickledValue(value)
 
     def start(self, name: str, node: Node | None, cpus: float, gpus: float) -> Actor:
         """An actor."""
@@ -163,19 +163,19 @@ class LocalCrew(Crew):
 
     def _call(self, actor: Actor, method: str, *args: Any) -> Any:
         return actor.call(
-            method, *(each.open() if isinstance(each, Packed) else each for each in args)
+            method, *(each.load() if isinstance(each, PickledValue) else each for each in args)
         )
 
     def ready(self, calls: Sequence[Any], timeout: float) -> list[Any]:
-        """The first call, which is made when its result is asked for."""
+        """The first call; ``result`` makes it."""
         return list(calls[:1])
 
     def result(self, call: Callable[[], Any]) -> tuple[str, Any]:
         """Makes the call; its result is a read-only copy, as it would come from another node."""
-        return self.HERE.name, Packed(call()).open()
+        return self.NODE.name, PickledValue(call()).load()
 
     def cancel(self, calls: Iterable[Any]) -> None:
-        """A call whose result nobody asks for is not made."""
+        """Does nothing: a call is made only by ``result``."""
 
     def end(self, actor: Actor) -> None:
         """Closes the object, if it is open."""

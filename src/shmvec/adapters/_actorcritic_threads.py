@@ -1,11 +1,11 @@
-"""Steps wrapped env handles together: each in a thread, whose requests are carried out at once.
+"""Steps wrapped env handles together: each in a thread, whose requests are sent as one batch.
 
-A wrapper around an env handle is the user's code, and runs in the parent. A request that it makes
-to the env below is not sent by its thread: the thread waits until every other thread has made a
-request or is done; then the caller's thread carries out all requests at once.
+A wrapper around an env handle is the user's code, and runs in the parent. Its thread does not send
+requests to the env below. It waits until every other thread has made a request or has ended; then
+the caller's thread executes all requests at once.
 
-Ctrl-C may come anywhere in the caller's thread. So that thread takes no lock: it puts into queues,
-which is done as a whole or not at all.
+Ctrl-C may come anywhere in the caller's thread. So that thread takes no locks, and only puts into
+queues, which is atomic.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _local = threading.local()
 
 
 class Job:
-    """A call that is made in a thread, and may make requests to its meeting.
+    """A call in a thread, which may make requests.
 
     Attributes:
-        result: What the call has returned.
-        error: What the call has raised, or None.
-        request: The call's request that is not yet carried out.
-        answers: The queue on which the call's thread waits for an answer.
+        result: The result of the call.
+        error: The exception of the call, or None.
+        request: The call's request that is not yet executed.
+        answers: The call's thread waits here for an answer.
         cancelled: Whether requests are refused, so that the call ends.
         done: Whether the call has ended.
     """
 
-    def __init__(self, call: Callable[[], Any], bell: SimpleQueue[None]) -> None:
-        """Takes the call, and the queue that is notified of its requests and of its end."""
+    def __init__(self, call: Callable[[], Any], notifications: SimpleQueue[None]) -> None:
+        """Prepares a call; ``notifications`` gets an item for each request, and for the end."""
         self.result: Any = None
         self.error: BaseException | None = None
         self.request: Any = None
         self.answers: SimpleQueue[Any] = SimpleQueue()
         self.cancelled = self.done = False
         self._call = call
-        self._bell = bell
+        self._notifications = notifications
 
     def run(self) -> None:
         """Makes the call, in the job's thread."""
@@ -52,36 +52,36 @@ class Job:
         finally:
             _local.job = None
             self.done = True
-            self._bell.put(None)
+            self._notifications.put(None)
 
     def ask(self, request: Any) -> Any:
-        """Waits until a request of this job has been carried out; returns the answer."""
+        """Waits until a request of this job has been executed; returns the answer."""
         answer = None
         if not self.cancelled:
             self.request = request
-            self._bell.put(None)
+            self._notifications.put(None)
             answer = self.answers.get()
         if self.cancelled:
-            raise RuntimeError("interrupted: another env has raised, or Ctrl-C")
+            raise RuntimeError("interrupted by an exception of another env, or by Ctrl-C")
         return answer
 
 
-def current() -> Job | None:
-    """The job that runs in the calling thread, if one does."""
+def current_job() -> Job | None:
+    """The job of the calling thread; None if it has none."""
     return getattr(_local, "job", None)
 
 
-class Meeting:
-    """Threads for jobs, and the place where their requests meet."""
+class BatchingThreads:
+    """Threads that run jobs, whose requests are executed in batches."""
 
-    def __init__(self, num_jobs: int, carry_out: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+    def __init__(self, num_jobs: int, execute: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         """Starts the threads.
 
         Args:
-            num_jobs: Number of jobs at a time, at most.
-            carry_out: Takes the requests of all jobs that wait, and returns an answer to each.
+            num_jobs: The largest number of jobs at a time.
+            execute: Takes the requests of all waiting jobs, and returns an answer to each.
         """
-        self._carry_out = carry_out
+        self._execute = execute
         self._jobs: list[Job] = []  # jobs of a `run` that has not ended
         self._queues: list[SimpleQueue[Callable[[], None] | None]] = []
         self._threads: list[threading.Thread] = []
@@ -100,24 +100,23 @@ class Meeting:
             calls: The calls, by number; at most ``num_jobs``.
 
         Returns:
-            The job of each call, with what the call has returned or raised.
+            The job of each call, with its result or exception.
 
         Raises:
-            BaseException: What ``carry_out`` raises, KeyboardInterrupt included; all calls have
-                ended by then.
+            BaseException: ``execute`` has raised it, or Ctrl-C has; all calls have ended.
         """
         self._interrupt()  # ends jobs of an earlier `run` that was interrupted twice
-        bell: SimpleQueue[None] = SimpleQueue()
-        jobs = {number: Job(call, bell) for number, call in calls.items()}
+        notifications: SimpleQueue[None] = SimpleQueue()
+        jobs = {number: Job(call, notifications) for number, call in calls.items()}
         self._jobs = active = list(jobs.values())
         try:
             for queue, job in zip(self._queues, active, strict=False):
                 queue.put(job.run)
             while active:
-                for _ in active:  # each job notifies once: of a request, or of its end
-                    bell.get()
+                for _ in active:  # each job notifies once, of a request or of its end
+                    notifications.get()
                 active = [job for job in active if not job.done]
-                answers = self._carry_out([job.request for job in active]) if active else []
+                answers = self._execute([job.request for job in active]) if active else []
                 for job, answer in zip(active, answers, strict=True):
                     job.answers.put(answer)
             self._jobs = []
@@ -133,11 +132,11 @@ class Meeting:
         for job in self._jobs:
             job.cancelled = True
             job.answers.put(None)
-        over: SimpleQueue[None] = SimpleQueue()
-        for queue in self._queues:  # a call queued behind a job runs once the job has ended
-            queue.put(partial(over.put, None))
+        drained: SimpleQueue[None] = SimpleQueue()
+        for queue in self._queues:  # this call runs after the job of the thread has ended
+            queue.put(partial(drained.put, None))
         for _ in self._queues:
-            over.get()
+            drained.get()
         self._jobs = []
 
     def close(self) -> None:
@@ -148,7 +147,7 @@ class Meeting:
             thread.join()
 
     def __del__(self) -> None:
-        """Ends the threads of a meeting that was not closed."""
+        """Ends the threads, if ``close`` was not called."""
         for queue in self._queues:
             queue.put(None)
 
