@@ -16,6 +16,7 @@ from shmvec._processes import fork_server
 
 DEADLINE_S = 300
 SETTLING_S = 20  # for what is ending to be gone
+STDERR = pytest.StashKey[int]()  # pytest's own, not what it captures of a test
 LASTING_COMMANDS = (
     "resource_tracker",
     "forkserver",
@@ -78,10 +79,22 @@ def pytest_ignore_collect(collection_path, config):
     return "\npytestmark = pytest.mark.deep\n" in collection_path.read_text() or None
 
 
-def pytest_configure():
+def pytest_configure(config):
     """A shell has Ctrl-C ignored by what runs in the background: here tests send it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        config.stash[STDERR] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Ends the process of a test that hangs, in a fixture of the session, too: xdist names the test."""
+    faulthandler.dump_traceback_later(DEADLINE_S, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_finish():
@@ -113,10 +126,8 @@ def gpu_in_use():
 def leaves_nothing_behind():
     # Started on first use, these stay for good; they are not the test's.
     multiprocessing.resource_tracker.ensure_running()
-    faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
     before = _descriptors(), set(_children()), _shared_memory()
     yield
-    faulthandler.cancel_dump_traceback_later()
     assert not _leftovers(_children, before[1]), f"processes are left: {_children()}"
     assert not _leftovers(_shared_memory, before[2]), "shared memory is left"
     descriptors = _leftovers(_descriptors, before[0])
