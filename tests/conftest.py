@@ -89,7 +89,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Ends the process of a test that hangs, in a fixture of the session, too: xdist names the test."""
+    """Ends the process of a test that hangs, also in a fixture of the session: xdist names it."""
     faulthandler.dump_traceback_later(DEADLINE_S, exit=True, file=item.config.stash[STDERR])
     try:
         return (yield)
