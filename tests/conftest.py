@@ -79,12 +79,31 @@ def pytest_ignore_collect(collection_path, config):
     return "\npytestmark = pytest.mark.deep\n" in collection_path.read_text() or None
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     """A shell has Ctrl-C ignored by what runs in the background: here tests send it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         config.stash[STDERR] = os.dup(2)
+    if hasattr(config, "workerinput"):
+        _take_pipes_from_forks()
+
+
+def _take_pipes_from_forks():
+    """Forks of a process of xdist have none of its pipes, by which xdist sees that it has ended.
+
+    What a test forks may outlive the process, stopped or hanging: xdist would wait for ever.
+    """
+    pipes = [int(each.split()[0]) for each in _descriptors() if "pipe:" in each]
+    pipes = [pipe for pipe in pipes if pipe > 2]
+    nothing = os.open(os.devnull, os.O_RDWR)
+
+    def take():
+        while pipes:  # a fork of a fork may have other things there
+            os.dup2(nothing, pipes.pop(), inheritable=False)
+
+    os.register_at_fork(after_in_child=take)
 
 
 @pytest.hookimpl(wrapper=True)
