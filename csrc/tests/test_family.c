@@ -9,8 +9,7 @@
 
 #include "check.h"
 
-#define MARK ((UINT64_C(1) << 62) + 12345)
-#define OTHER (MARK + 1)
+static uint64_t family_mark, other_mark; /* this run's own: another may run beside it */
 
 /* What members tell.  The test is the subreaper of them all, so it sees how they end. */
 struct family {
@@ -105,7 +104,7 @@ static void wait_for(int members)
 /* A worker: one of each kind, then it does what is asked of it. */
 static void start_family(void)
 {
-    CHECK(sv_family_lead(MARK) == 0);
+    CHECK(sv_family_lead(family_mark) == 0);
     forked(be_a_member);
     forked(in_another_session);
     forked(deaf);
@@ -118,8 +117,8 @@ static void start_family(void)
 static void lead_and_kill(void)
 {
     start_family();
-    sv_family_kill(MARK);
-    CHECK(sv_family_signal(&(uint64_t){MARK}, 1, 0, 0) == 0);
+    sv_family_kill(family_mark);
+    CHECK(sv_family_signal(&(uint64_t){family_mark}, 1, 0, 0) == 0);
 }
 
 static void lead_and_die(void)
@@ -132,7 +131,7 @@ static void lead_and_die(void)
 /* Ends those with a mark from outside, as a parent does. */
 static void end_all(uint64_t mark)
 {
-    uint64_t marks[] = {OTHER + 1, mark};
+    uint64_t marks[] = {other_mark + 1, mark};
     while (sv_family_signal(marks, 2, SIGKILL, 0) > 0)
         sv_yield();
 }
@@ -144,7 +143,7 @@ static bool lives(pid_t process)
 
 static void be_another(void)
 {
-    CHECK(sv_family_lead(OTHER) == 0);
+    CHECK(sv_family_lead(other_mark) == 0);
     be_a_member();
 }
 
@@ -164,7 +163,7 @@ static void breed(void)
 
 static void lead_a_breed(void)
 {
-    CHECK(sv_family_lead(MARK) == 0);
+    CHECK(sv_family_lead(family_mark) == 0);
     atomic_store(&shared->go, true);
     breed();
     be_a_member();
@@ -199,7 +198,7 @@ static void test_a_family_is_ended_after_its_leader(void)
     wait_for(8);
     kill(leader, SIGKILL);
     end_by(leader, SIGKILL);
-    end_all(MARK);
+    end_all(family_mark);
     CHECK(reap_killed() == 7);
 }
 
@@ -210,13 +209,13 @@ static void test_nobody_else(void)
     wait_for(2);
     pid_t leader = forked(lead_and_die);
     wait_for(2 + 8);
-    end_all(MARK);
+    end_all(family_mark);
     end_by(leader, SIGKILL);
     CHECK(lives(unmarked) && lives(other));
     kill(unmarked, SIGTERM);
     end_by(unmarked, SIGTERM);
-    CHECK(sv_family_signal(&(uint64_t){OTHER}, 1, 0, other) == 0); /* spared */
-    CHECK(sv_family_signal(&(uint64_t){OTHER}, 1, SIGTERM, 0) == 1);
+    CHECK(sv_family_signal(&(uint64_t){other_mark}, 1, 0, other) == 0); /* spared */
+    CHECK(sv_family_signal(&(uint64_t){other_mark}, 1, SIGTERM, 0) == 1);
     end_by(other, SIGTERM);
     CHECK(reap_killed() == 7);
 }
@@ -230,7 +229,7 @@ static void test_the_dead(void)
     kill(other, SIGKILL);
     siginfo_t ended;
     CHECK(waitid(P_PID, (id_t)other, &ended, WEXITED | WNOWAIT) == 0);
-    CHECK(sv_family_signal(&(uint64_t){OTHER}, 1, SIGKILL, 0) == 0);
+    CHECK(sv_family_signal(&(uint64_t){other_mark}, 1, SIGKILL, 0) == 0);
     end_by(other, SIGKILL);
 }
 
@@ -241,10 +240,10 @@ static void test_those_who_multiply(uint32_t rounds)
         pid_t leader = forked(lead_a_breed);
         while (!atomic_load(&shared->go))
             sv_yield();
-        end_all(MARK);
+        end_all(family_mark);
         end_by(leader, SIGKILL);
         reap_killed();
-        CHECK(sv_family_signal(&(uint64_t){MARK}, 1, 0, 0) == 0);
+        CHECK(sv_family_signal(&(uint64_t){family_mark}, 1, 0, 0) == 0);
     }
 }
 
@@ -252,28 +251,30 @@ static void without_room(void)
 {
     struct rlimit low = {.rlim_cur = 1000, .rlim_max = 1000};
     CHECK(setrlimit(RLIMIT_LOCKS, &low) == 0);
-    CHECK(sv_family_lead(MARK) == EINVAL);
+    CHECK(sv_family_lead(family_mark) == EINVAL);
 }
 
 /* A program that somebody has marked starts what is to live on. */
 static void opted_out(void)
 {
     struct rlimit limit;
-    CHECK(getrlimit(RLIMIT_LOCKS, &limit) == 0 && limit.rlim_cur == OTHER);
+    CHECK(getrlimit(RLIMIT_LOCKS, &limit) == 0 && limit.rlim_cur == other_mark);
     limit.rlim_cur = limit.rlim_max;
     CHECK(setrlimit(RLIMIT_LOCKS, &limit) == 0);
-    CHECK(sv_family_signal(&(uint64_t){OTHER}, 1, 0, 0) == 1); /* its parent only */
+    CHECK(sv_family_signal(&(uint64_t){other_mark}, 1, 0, 0) == 1); /* its parent only */
 }
 
 static void lead_and_let_go(void)
 {
-    CHECK(sv_family_lead(OTHER) == 0);
+    CHECK(sv_family_lead(other_mark) == 0);
     end_well(forked(opted_out));
 }
 
 int main(int argc, char **argv)
 {
     start_deadline();
+    family_mark = UINT64_C(1) << 62 | (uint64_t)getpid() << 2;
+    other_mark = family_mark + 1;
     shared = shared_memory(sizeof *shared);
     CHECK(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
     test_a_leader_kills_its_family();

@@ -12,7 +12,7 @@
 #include "check.h"
 #include "family.h"
 
-#define MARK ((UINT64_C(1) << 62) + 54321)
+static uint64_t mark; /* this run's own: another may run beside it */
 
 /* What the processes of a family tell each other.  The test is grandparent and great-grandparent:
  * orphans become its children (PR_SET_CHILD_SUBREAPER), so it sees how they end. */
@@ -58,7 +58,7 @@ static void be_worker(struct family *family)
     start_deadline();
     CHECK(parent >= 0);
     if (family->leads)
-        CHECK(setpgid(0, 0) == 0 && sv_family_lead(MARK) == 0);
+        CHECK(setpgid(0, 0) == 0 && sv_family_lead(mark) == 0);
     pid_t helper = fork();
     CHECK(helper >= 0);
     if (helper == 0) {
@@ -98,7 +98,7 @@ static pid_t orphan(struct family *family)
 
 static void watched_and_stuck(struct family *family, int parent)
 {
-    CHECK(sv_watchdog_start(parent, MARK) == 0);
+    CHECK(sv_watchdog_start(parent, mark) == 0);
     atomic_store(&family->watched, true);
     be_stuck();
 }
@@ -115,18 +115,18 @@ static void blocking_signals(struct family *family, int parent)
 /* As around a fork: the parent goes while nobody watches. */
 static void stopped_meanwhile(struct family *family, int parent)
 {
-    CHECK(sv_watchdog_start(parent, MARK) == 0);
+    CHECK(sv_watchdog_start(parent, mark) == 0);
     sv_watchdog_stop();
     atomic_store(&family->watched, true);
     wait_for(&family->orphan);
-    CHECK(sv_watchdog_start(parent, MARK) == 0);
+    CHECK(sv_watchdog_start(parent, mark) == 0);
     be_stuck();
 }
 
 /* A child inherits no watchdog, and stopping it there does nothing to the one of its parent. */
 static void with_a_child(struct family *family, int parent)
 {
-    CHECK(sv_watchdog_start(parent, MARK) == 0);
+    CHECK(sv_watchdog_start(parent, mark) == 0);
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
@@ -134,7 +134,7 @@ static void with_a_child(struct family *family, int parent)
         _exit(0);
     }
     CHECK(end_of(child) == 0);
-    CHECK(sv_watchdog_start(parent, MARK) == EBUSY);
+    CHECK(sv_watchdog_start(parent, mark) == EBUSY);
     atomic_store(&family->watched, true);
     be_stuck();
 }
@@ -169,7 +169,7 @@ static bool is_apart(void)
 /* An env that closes what is not its own. */
 static void without_descriptor(struct family *family, int parent)
 {
-    CHECK(sv_watchdog_start(parent, MARK) == 0);
+    CHECK(sv_watchdog_start(parent, mark) == 0);
     while (!is_apart())
         sv_yield();
     close(parent);
@@ -182,7 +182,7 @@ static void test_other_descriptors(void)
 {
     int ends[2], self = open_pidfd(getpid());
     char byte;
-    CHECK(pipe(ends) == 0 && sv_watchdog_start(self, MARK) == 0);
+    CHECK(pipe(ends) == 0 && sv_watchdog_start(self, mark) == 0);
     while (!is_apart())
         sv_yield();
     close(ends[1]);
@@ -231,18 +231,18 @@ static void test_states(uint32_t rounds)
     int self = open_pidfd(getpid());
     CHECK(self >= 0);
     sv_watchdog_stop(); /* none runs */
-    CHECK(sv_watchdog_start(-1, MARK) == EBADF);
-    CHECK(sv_watchdog_start(STDOUT_FILENO, MARK) == EBADF);
+    CHECK(sv_watchdog_start(-1, mark) == EBADF);
+    CHECK(sv_watchdog_start(STDOUT_FILENO, mark) == EBADF);
     nlink_t threads = count_threads();
     for (uint32_t round = 0; round < rounds; round++) {
-        CHECK(sv_watchdog_start(self, MARK) == 0);
+        CHECK(sv_watchdog_start(self, mark) == 0);
         CHECK(count_threads() == threads + 1);
-        CHECK(sv_watchdog_start(self, MARK) == EBUSY);
+        CHECK(sv_watchdog_start(self, mark) == EBUSY);
         sv_watchdog_stop();
         while (count_threads() != threads) /* who has joined it may still find it in /proc */
             sv_yield();
     }
-    CHECK(sv_watchdog_start(self, MARK) == 0);
+    CHECK(sv_watchdog_start(self, mark) == 0);
     close(self); /* an env may close what is not its own */
     sv_watchdog_stop();
     sigset_t now;
@@ -252,6 +252,7 @@ static void test_states(uint32_t rounds)
 int main(int argc, char **argv)
 {
     start_deadline();
+    mark = UINT64_C(1) << 62 | (uint64_t)getpid() << 2 | 2;
     CHECK(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
     test_family(watched_and_stuck, false);
     test_family(watched_and_stuck, true);
