@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import faulthandler
 import logging
 import multiprocessing
 import os
@@ -219,32 +218,21 @@ def test_a_fork_of_the_parent_cannot_use_it():
         envs.close()
 
 
-@contextlib.contextmanager
-def finishes(seconds=DEADLINE_S):
-    """Ends the process, with all stacks, if what is inside hangs."""
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
 @pytest.mark.deep
 def test_ctrl_c_as_those_who_doze_are_roused(monkeypatch):
     """The bell has rung, and an env that was replaced is to be answered for."""
     policy = FaultPolicy(on_crash="restart", backoff_s=0)
     envs = ShmVectorEnv([make_counter] * 2, num_workers=2, faults=policy)
     try:
-        with finishes():
-            envs.reset()
-            envs.restart([0])
-            wait_until_envs_doze(envs)
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "eventfd_write", lambda *_: signal.raise_signal(signal.SIGINT))
-                with contextlib.suppress(KeyboardInterrupt):
-                    envs.step([0, 0])
-            envs.reset()
-            assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
+        envs.reset()
+        envs.restart([0])
+        wait_until_envs_doze(envs)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "eventfd_write", lambda *_: signal.raise_signal(signal.SIGINT))
+            with contextlib.suppress(KeyboardInterrupt):
+                envs.step([0, 0])
+        envs.reset()
+        assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
     finally:
         envs.close()
 
@@ -262,14 +250,13 @@ class Interrupts:
 def test_ctrl_c_before_a_message_is_sent(what):
     envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
     try:
-        with finishes():
-            envs.reset()
-            with pytest.raises(KeyboardInterrupt):
-                if what == "reset":
-                    envs.reset(seed=3, options={"mark": Interrupts()})
-                else:
-                    envs.set_attr("mark", Interrupts())
-            assert envs.reset(seed=4)[0][:, 0].tolist() == [0, 0]
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        envs.reset()
+        with pytest.raises(KeyboardInterrupt):
+            if what == "reset":
+                envs.reset(seed=3, options={"mark": Interrupts()})
+            else:
+                envs.set_attr("mark", Interrupts())
+        assert envs.reset(seed=4)[0][:, 0].tolist() == [0, 0]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         envs.close()
