@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
 
+DEADLINE_S = 120
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -19,6 +21,16 @@ def run_script(body: str) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def run_alone(code):
+    """Runs code, which must succeed, in a process of its own: there it may limit the process."""
+    script = run_script(code)
+    try:
+        out, err = script.communicate(timeout=DEADLINE_S)
+    finally:
+        script.kill()
+    assert script.returncode == 0, out + err
 
 
 def gone(pids, deadline_s):
@@ -35,6 +47,11 @@ def state(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
         return "Z"
+
+
+def send_signal(process, number):
+    """Sends it to a worker process, and to no other that has its id by now."""
+    signal.pidfd_send_signal(process.sentinel, number)
 
 
 def parent_of(pid):

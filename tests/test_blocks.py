@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
+from processes import run_alone
 from tables import deep, first
 
 from shmvec import FaultPolicy, ShmVectorEnv
@@ -304,24 +305,35 @@ def test_a_fork_by_c_code_has_its_own(envs):
 
 
 @pytest.mark.deep
-def test_a_fork_where_memory_is_short_leaves_both_what_they_hold(envs):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fork_where_memory_is_short_leaves_both_what_they_hold(workers):
     """What cannot be copied is no block any more."""
-    observations = envs.step(NOTHING)[0]
-    address = observations.ctypes.data
+    run_alone(f"import test_blocks as it; it.fork_where_memory_is_short({workers})")
+
+
+def limit_addresses(nbytes):
+    """Lets this process map no more than so many further bytes; returns the limits before."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as sizes:
         used = int(sizes.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used, limits[1]))
-    try:
+    resource.setrlimit(resource.RLIMIT_AS, (used + nbytes, limits[1]))
+    return limits
+
+
+def fork_where_memory_is_short(workers):
+    with ShmVectorEnv([Picture] * N, num_workers=workers) as envs:
+        envs.reset()
+        observations = envs.step(NOTHING)[0]
+        address = observations.ctypes.data
+        limits = limit_addresses(0)
         pid = os.fork()
         if pid == 0:
             os._exit(0)
-    finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
-    assert os.waitpid(pid, 0)[1] == 0
-    del observations
-    for _ in range(10):
-        assert envs.step(NOTHING)[0].ctypes.data != address
+        assert os.waitpid(pid, 0)[1] == 0
+        del observations
+        for _ in range(10):
+            assert envs.step(NOTHING)[0].ctypes.data != address
 
 
 @pytest.mark.deep
@@ -475,24 +487,24 @@ def test_where_memory_is_short_there_are_none(monkeypatch):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("workers", [0, 1])
-def test_where_addresses_are_limited_there_are_none(workers, monkeypatch):
+def test_where_addresses_are_limited_there_are_none(workers):
+    run_alone(f"import test_blocks as it; it.step_where_addresses_are_limited({workers})")
+
+
+def step_where_addresses_are_limited(workers):
     import shmvec._processes.assembly as assembly
 
-    reserve, limits = assembly.reserve_segment, resource.getrlimit(resource.RLIMIT_AS)
+    reserve, limits = assembly.reserve_segment, []
 
     def limited(nbytes):
         descriptor = reserve(nbytes)
-        if resource.getrlimit(resource.RLIMIT_AS) == limits:
-            with open("/proc/self/statm") as sizes:
-                used = int(sizes.read().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used + nbytes - 1, limits[1]))
+        if not limits:
+            limits.append(limit_addresses(nbytes - 1))
         return descriptor
 
-    monkeypatch.setattr(assembly, "reserve_segment", limited)
-    try:
-        envs = ShmVectorEnv([Picture] * (64 * N), num_workers=workers)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assembly.reserve_segment = limited
+    envs = ShmVectorEnv([Picture] * (64 * N), num_workers=workers)
+    resource.setrlimit(resource.RLIMIT_AS, limits[0])
     try:
         assert envs.exchange.layout.num_blocks == 0
         envs.reset()

@@ -10,6 +10,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from envs import Counter
+from processes import run_alone
 from tables import deep
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
@@ -187,13 +188,15 @@ def test_a_pickle_that_was_damaged_is_not_unpickled(sides):
 
 @pytest.mark.deep
 def test_a_program_that_has_no_descriptor_left_gets_its_results_later():
+    run_alone("import test_parcels as it; it.call_without_descriptors()")
+
+
+def call_without_descriptors():
     with closing(ShmVectorEnv(painters(2), num_workers=1)) as envs:
         before = _limit_descriptors(3)
-        try:
-            with pytest.raises(OSError, match="Too many open files"):
-                envs.call("paint")
-        finally:
-            _limit_descriptors(before)
+        with pytest.raises(OSError, match="Too many open files"):
+            envs.call("paint")
+        _limit_descriptors(before)
         np.testing.assert_equal(envs.call("paint", 3), tuple(painted([3, 4])))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
+from processes import run_alone
 from shmvec._core.trace import TRACE_KINDS
 from tables import first
 from timelines import Timeline, ns
@@ -432,6 +433,10 @@ def test_what_is_no_file(tmp_path):
 @pytest.mark.deep
 def test_what_fails_leaves_no_file(tmp_path):
     """Where there was none; what there was is left as it was."""
+    run_alone(f"import pathlib, test_trace as it; it.fail_to_write(pathlib.{tmp_path!r})")
+
+
+def fail_to_write(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     (tmp_path / "old.json").write_text("old")
     (tmp_path / "link.json").symlink_to("linked.json")
@@ -441,11 +446,9 @@ def test_what_fails_leaves_no_file(tmp_path):
             trace.start()
             envs.reset()
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-            try:
-                with pytest.raises(OSError, match="File too large"):
-                    trace.stop()
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            with pytest.raises(OSError, match="File too large"):
+                trace.stop()
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path.name for path in tmp_path.iterdir()} == {"old.json", "link.json"}
     assert (tmp_path / "old.json").read_text() == "old"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from echoing import Echo, Moments
+from scripts import succeeds
 from timelines import Timeline
 
 from shmvec import FaultPolicy, ShmVectorEnv
@@ -128,6 +129,10 @@ def test_workers_that_are_no_forks(context, tmp_path):
 
 def test_a_file_is_whole_or_as_it_was(tmp_path):
     """After a full disk, or a trace that is never ended."""
+    succeeds(f"import pathlib, test_traces_broken_off as it; it.fill_disk(pathlib.{tmp_path!r})")
+
+
+def fill_disk(tmp_path):
     path = tmp_path / "run.json"
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     with closing(vector_env()) as envs:
@@ -135,12 +140,10 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
         with envs.trace(path):
             envs.step([0] * 4)
         whole = path.read_text()
-        try:
-            with pytest.raises(OSError, match="too large"), envs.trace(path):
-                envs.step([0] * 4)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, usual[1]))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        with pytest.raises(OSError, match="too large"), envs.trace(path):
+            envs.step([0] * 4)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, usual[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
         assert path.read_text() == whole
         envs.trace(path).start()  # and is forgotten
         assert path.read_text() == whole
