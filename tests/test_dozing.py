@@ -1,7 +1,6 @@
 """Workers without work sleep without waking up, and wake for whatever comes."""
 
 import os
-import signal
 import sys
 from contextlib import closing
 
@@ -59,6 +58,6 @@ def test_the_death_of_one_that_dozes_is_noticed():
     envs = ShmVectorEnv([Counter] * 2, num_workers=2)
     envs.reset()
     wait_until_envs_doze(envs)
-    os.kill(envs.processes[0].pid, signal.SIGKILL)
+    envs.processes[0].kill()
     with pytest.raises(WorkerCrashError, match="worker 0"):
         envs.step([0, 0])

@@ -19,6 +19,7 @@ import pytest
 from envs import Counter
 from equality import same
 from gymnasium.error import ClosedEnvironmentError
+from processes import send_signal
 from tables import deep, paired
 
 from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
@@ -296,7 +297,7 @@ def test_a_worker_that_is_stopped():
     envs = frail(2, num_workers=2, faults=RESTART)
     try:
         envs.reset(seed=0)
-        os.kill(envs.processes[1].pid, signal.SIGSTOP)
+        send_signal(envs.processes[1], signal.SIGSTOP)
         infos = envs.step([1, 1])[-1]
         assert row_of(infos, 1)["fault"]["type"] == "EnvTimeoutError"
         assert "fault" not in row_of(infos, 0)
@@ -735,8 +736,8 @@ def test_cartpole_under_fire():
         while time.monotonic() < end or steps < 100 * seconds or faults < seconds:
             fate = rng.random()
             if fate < 0.004:
-                pid = envs.processes[rng.integers(3)].pid
-                os.kill(pid, signal.SIGKILL if fate < 0.003 else signal.SIGSTOP)
+                number = signal.SIGKILL if fate < 0.003 else signal.SIGSTOP
+                send_signal(envs.processes[rng.integers(3)], number)
             actions = rng.integers(2, size=6)
             observations, rewards, terminations, truncations, infos = envs.step(actions)
             for i in range(6):

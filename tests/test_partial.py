@@ -1,7 +1,6 @@
 """Partial batches: envs that are ready first, each env's own story untouched."""
 
 import multiprocessing
-import os
 import signal
 import threading
 import time
@@ -16,6 +15,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import send_signal
 from tables import deep, row
 
 from shmvec import ShmVectorEnv
@@ -207,13 +207,13 @@ def test_an_order_that_does_not_fit():
 def test_a_batch_of_an_order_that_is_not_ready_in_time_is_the_next_one_again():
     envs = ShmVectorEnv(stories(2), num_workers=1, batch_size=1, replay_order=[[1], [0]])
     try:
-        os.kill(envs.processes[0].pid, signal.SIGSTOP)
+        send_signal(envs.processes[0], signal.SIGSTOP)
         try:
             envs.async_reset()
             with pytest.raises(multiprocessing.TimeoutError):
                 envs.recv(timeout=0.01)
         finally:
-            os.kill(envs.processes[0].pid, signal.SIGCONT)
+            send_signal(envs.processes[0], signal.SIGCONT)
         for env in (1, 0):
             assert envs.recv(timeout=DEADLINE)[-1]["env_id"].tolist() == [env]
     finally:

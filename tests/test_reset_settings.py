@@ -384,7 +384,7 @@ def test_a_seed_that_was_used_is_not_used_again_by_a_successor():
         for _ in range(2):
             observations, *_ = envs.step([0] * 2)
         assert observations[:, 0].tolist() == [50, 51]
-        os.kill(envs.processes[0].pid, signal.SIGKILL)
+        envs.processes[0].kill()
         seen = []
         for _ in range(6):
             observations, *_ = envs.step([0] * 2)

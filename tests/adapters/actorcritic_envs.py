@@ -38,7 +38,7 @@ def process_of(env):
 
 def kill(env):
     process = process_of(env)
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join()
 
 

@@ -2,8 +2,6 @@
 
 import copy
 import io
-import os
-import signal
 import warnings
 from contextlib import closing
 
@@ -313,7 +311,7 @@ def test_a_step_that_was_lost_is_not_sampled():
         warnings.simplefilter("ignore")
         model = dqn(env)
         model.learn(30)
-        os.kill(env.processes[1].pid, signal.SIGKILL)
+        env.processes[1].kill()
         model.learn(30, reset_num_timesteps=False)
         buffer = model.replay_buffer
         assert (buffer.indices[:20] < 0).sum() == 1

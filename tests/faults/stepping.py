@@ -1,8 +1,5 @@
 """The ways to step all envs, with the same results: in lockstep, by a mask, one by one."""
 
-import os
-import signal
-
 import numpy as np
 from processes import gone
 
@@ -46,7 +43,7 @@ def faulty(infos, num_envs):
 
 def kill(envs, workers):
     """Kills workers, and waits until they are dead; the vector env has not looked yet."""
-    pids = [envs.processes[worker].pid for worker in workers]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    assert gone(pids, DEADLINE_S)
+    processes = [envs.processes[worker] for worker in workers]
+    for process in processes:
+        process.kill()
+    assert gone([process.pid for process in processes], DEADLINE_S)

@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 from envs import Counter
+from processes import send_signal
 from scripts import running, session_of, succeeds
 from tables import deep, paired
 
@@ -291,16 +292,16 @@ def test_a_suspended_program_does_not_take_its_workers_for_hanging(how, sooner, 
 @pytest.mark.deep
 def test_a_stopped_worker_is_noticed_in_partial_batches_after_a_call():
     envs = ShmVectorEnv([Counter] * 2, num_workers=2, step_timeout=1.0)
-    stopped = envs.processes[1].pid
+    stopped = envs.processes[1]
     try:
         envs.reset(seed=0)
         envs.get_attr("length")
-        os.kill(stopped, signal.SIGSTOP)
+        send_signal(stopped, signal.SIGSTOP)
         envs.send([1, 1])
         with pytest.raises(EnvTimeoutError, match="env 1.*step_timeout=1 "):
             envs.recv(timeout=60)
     finally:
-        os.kill(stopped, signal.SIGCONT)
+        send_signal(stopped, signal.SIGCONT)
         envs.close()
 
 
@@ -318,7 +319,7 @@ def test_a_stopped_worker_is_noticed_by_all_that_asks_and_goes_on_to_close(ask):
     with closing(ShmVectorEnv([Counter] * 2, num_workers=2, step_timeout=1.0)) as envs:
         envs.reset(seed=0)
         processes = list(envs.processes)
-        os.kill(processes[1].pid, signal.SIGSTOP)
+        send_signal(processes[1], signal.SIGSTOP)
         with pytest.raises(EnvTimeoutError, match="env 1"):
             ask(envs)
     assert [process.exitcode for process in processes] == [0, 0]
