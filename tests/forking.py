@@ -26,10 +26,11 @@ class Forker:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], **pipes)
 
-    def begin(self, code):
-        """Starts a script: what it is like is `Script`."""
+    def begin(self, code, fresh=False):
+        """Starts a script, in an interpreter of its own if it is to be fresh."""
         pipes = [os.pipe() for _ in range(3)]
-        message = json.dumps({"code": code, "environ": dict(os.environ), "folder": os.getcwd()})
+        script = {"code": code, "environ": dict(os.environ), "folder": os.getcwd(), "fresh": fresh}
+        message = json.dumps(script)
         try:
             socket.send_fds(self._socket, [message.encode()], [write for _, write in pipes])
         finally:
@@ -44,7 +45,10 @@ class Forker:
 
 
 class Script:
-    """A script that runs, with what tests use of `subprocess.Popen`."""
+    """A script that runs, with what tests use of `subprocess.Popen`.
+
+    Its id is no other's until `communicate`.
+    """
 
     def __init__(self, stdout, stderr, status):
         self.stdout, self.stderr, self._status = stdout, stderr, status
@@ -103,7 +107,13 @@ def serve(connection):
             for pipe in pipes[:2]:
                 os.close(pipe)
             os.write(status, b"%d\n" % script)
-            os.write(status, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(script, 0)[1]))
+            end = os.waitid(os.P_PID, script, os.WEXITED | os.WNOWAIT)
+            code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+            os.write(status, b"%d\n" % code)
+            unread = select.poll()
+            unread.register(status, 0)
+            unread.poll()  # until the caller has closed its end
+            os.waitpid(script, 0)
             os._exit(0)
         for pipe in pipes:
             os.close(pipe)
@@ -114,10 +124,12 @@ def run(script, pipes):
     for pipe, standard in zip(pipes[:2], (1, 2), strict=True):
         os.dup2(pipe, standard)
     os.closerange(3, 64)
-    os.environ.clear()
-    os.environ.update(script["environ"])
     os.chdir(script["folder"])
     os.setsid()
+    if script["fresh"]:
+        os.execve(sys.executable, [sys.executable, "-c", script["code"]], script["environ"])
+    os.environ.clear()
+    os.environ.update(script["environ"])
     sys.argv = ["-c"]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__builtins__ = __builtins__

@@ -8,16 +8,12 @@ import textwrap
 import time
 from pathlib import Path
 
-from processes import run_script
-
 DEADLINE_S = 120
 
 FORKER = []  # see conftest.py
 
 _PREAMBLE = f"""
 import faulthandler, os, sys
-if os.getsid(0) != os.getpid():
-    os.setsid()
 faulthandler.enable()
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
 """
@@ -30,7 +26,7 @@ def running(*parts, fresh=False):
     It is in a fork of a process that has imported most things, unless it is to be fresh.
     """
     code = "".join(map(textwrap.dedent, (_PREAMBLE, *parts)))
-    process = run_script(code) if fresh else FORKER[0].begin(code)
+    process = FORKER[0].begin(code, fresh)
     try:
         yield process
     finally:
@@ -67,18 +63,28 @@ def end_session(session):
         if not pids:
             return
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError), _opened(pid) as process:
+                if session_of(session, [pid]):  # it is no other that has its id by now
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
         time.sleep(0.01)
     raise AssertionError(f"processes are left: {session_of(session)}")
 
 
-def session_of(session):
-    """The processes of a session that have not ended."""
+@contextlib.contextmanager
+def _opened(pid):
+    process = os.pidfd_open(pid)
+    try:
+        yield process
+    finally:
+        os.close(process)
+
+
+def session_of(session, pids=None):
+    """The processes of a session that have not ended, of these or of all."""
     found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in pids or filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it ends meanwhile
-            stat = Path("/proc", pid, "stat").read_text()
+            stat = Path("/proc", str(pid), "stat").read_text()
             state, _, _, its_session = stat.rpartition(")")[2].split()[:4]
             if int(its_session) == session and state not in "ZX":
                 found.append(int(pid))
