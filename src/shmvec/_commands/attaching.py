@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from shmvec._core import Insight, Segment
+from shmvec._core import Descriptor, Insight, Segment
 from shmvec._cores import descendant_ids, process_identity, process_ids, time_on_cores
 from shmvec._memory.segment import SEGMENT_NAME, open_shared_memory
 from shmvec.stats import Process, Stats
 
-__all__ = ["RunningVectorEnv", "Snapshot", "UnreadableSegmentError", "Watcher", "find", "printable"]
+__all__ = ["RunningVectorEnv", "Snapshot", "Watcher", "find", "printable"]
 
 _PATH = re.compile(rf"(/dev/shm/{SEGMENT_NAME}-[0-9a-f]+|/memfd:{SEGMENT_NAME}) \(deleted\)")
 _MAX_HEADER_BYTES = 4096  # more than a header has
@@ -33,47 +33,29 @@ _MEMORY_INTERVAL_S = 5.0  # the kernel takes a while to count a process's memory
 _FileId = tuple[int, int]  # device and inode
 
 
-class UnreadableSegmentError(ValueError):
-    """The file is not a segment, or is a damaged one."""
-
-
 class _SegmentView:
-    """A read-only view of a segment's header and counters."""
-
-    _descriptor = -1
+    """A read-only view of a segment's header and counters; ValueError: there is none, or damage."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
-        """Opens a file of a process; raises UnreadableSegmentError if it is no segment."""
-        self._descriptor = open_shared_memory(pid, descriptor, _PATH)
-        status = os.fstat(self._descriptor)
+        self._file = Descriptor(int, open_shared_memory(pid, descriptor, _PATH))
+        status = os.fstat(self._file.number)
         self._nbytes = status.st_size
         if 512 * status.st_blocks < self._nbytes:
-            raise UnreadableSegmentError("a part of its memory is missing")
-        try:
-            self._front_nbytes = self._read(_MAX_HEADER_BYTES).front
-        except ValueError as error:
-            raise UnreadableSegmentError(str(error)) from None
+            raise ValueError("a part of its memory is missing")
+        self._front_nbytes = self._read(_MAX_HEADER_BYTES).front
 
     def _read(self, nbytes: int) -> Segment:
         # It is not mapped, because SIGBUS would end this process if the file became shorter.
-        return Segment.look(os.pread(self._descriptor, nbytes, 0), self._nbytes)
+        return Segment.look(os.pread(self._file.number, nbytes, 0), self._nbytes)
 
     def insight(self) -> Insight:
-        """The segment's present contents; raises UnreadableSegmentError if it is damaged."""
-        try:
-            return Insight(self._read(self._front_nbytes))
-        except ValueError as error:
-            raise UnreadableSegmentError(str(error)) from None
-
-    def __del__(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+        return Insight(self._read(self._front_nbytes))
 
 
 class RunningVectorEnv:
     """A vector env of a running process.
 
-    Its methods raise UnreadableSegmentError if the segment is damaged.
+    Its methods raise ValueError if the segment is damaged.
 
     Attributes:
         pid: The process that steps it.
@@ -99,7 +81,7 @@ class RunningVectorEnv:
     def in_use(self) -> bool:
         """Whether its process lives and has not closed the vector env."""
         with contextlib.suppress(OSError):
-            return self.file in _segments_of(self.pid) and _is_in_use(self._view.insight())
+            return self.file in _segments_of(self.pid) and bool(self._view.insight().in_use)
         return False
 
     def stats(self) -> Stats:
@@ -145,7 +127,7 @@ class Snapshot:
     """The statistics of one vector env at one time.
 
     Attributes:
-        seen: The vector env.
+        vector_env: The vector env.
         name: Its process, and its number among the vector envs of that process.
         total: Statistics since it was made.
         recent: Statistics since the last snapshot; ``total`` in the first one.
@@ -203,7 +185,7 @@ class Watcher:
                 if not vector_env.in_use:
                     continue
                 total = vector_env.stats()
-            except UnreadableSegmentError as error:
+            except ValueError as error:
                 self.problems.append(f"a vector env of process {vector_env.pid}: {error}")
                 continue
             previous = self._last_stats.get(vector_env)
@@ -253,7 +235,7 @@ def find(pid: int | None = None) -> tuple[list[RunningVectorEnv], list[str]]:
     for file, holders in files.items():
         try:
             vector_env = _open_vector_env(file, holders)
-        except (UnreadableSegmentError, OSError) as error:
+        except (ValueError, OSError) as error:
             pids = ", ".join(str(holder) for holder, _ in holders)
             problems.append(f"a segment that is open in process {pids} cannot be read: {error}")
         else:
@@ -265,23 +247,15 @@ def _open_vector_env(file: _FileId, holders: list[tuple[int, int]]) -> RunningVe
     """The vector env of a segment, if it is in use."""
     view = _SegmentView(*holders[0])
     insight = view.insight()
-    if not _is_in_use(insight):
+    if not insight.in_use:
         return None
     # Programs that the owner has started may have inherited the open file.
     owner = _outer_pid(insight.process, holders[0][0])
     if owner is None or owner not in dict(holders):
-        raise UnreadableSegmentError(f"process {insight.process}, its owner, is gone")
+        raise ValueError(f"process {insight.process}, its owner, is gone")
     if not _shares_our_clock(owner):
-        raise UnreadableSegmentError(f"process {owner} has a clock of its own (a time namespace)")
+        raise ValueError(f"process {owner} has a clock of its own (a time namespace)")
     return RunningVectorEnv(owner, file, view)
-
-
-def _is_in_use(insight: Insight) -> bool:
-    try:
-        in_use: bool = insight.in_use
-    except ValueError as error:
-        raise UnreadableSegmentError(str(error)) from None
-    return in_use
 
 
 def _segments_of(pid: int) -> dict[_FileId, int]:
