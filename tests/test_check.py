@@ -41,7 +41,7 @@ SICK = {
     "NoFixedSize": (["spaces"], "shared_memory=False", "Sequence"),
     "SpaceOfItsOwn": (["spaces"], "shared_memory=False", "space['mission'] is of type OwnSpace"),
     "InfoWithALock": (["infos"], "a wrapper", "'engine': cannot pickle"),
-    "InfoContainsItself": (["infos"], "a wrapper", "'tree': contains itself"),
+    "InfoContainsItself": (["infos"], "a wrapper", "'tree': info['tree']['self'] contains itself"),
     "ReadsAnOpenFile": (["open files"], "the env", "before workers are forked"),
     "NeedsItsThread": (["threads"], 'context="forkserver"', "hangs"),
     "OldGym": (["start method"], "the env", "not enough values to unpack"),

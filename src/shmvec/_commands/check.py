@@ -30,8 +30,8 @@ from shmvec._commands.arguments import (
     write_json,
 )
 from shmvec._commands.measuring import Progress
-from shmvec._commands.probe import RESULT_PARTS, EnvFailure, Event, Facts, Probe
-from shmvec._commands.stacks import stacks_of
+from shmvec._commands.probe import RESULT_PARTS, Event, Facts, Probe, ProbeError
+from shmvec._processes.stacks import read_stack
 from shmvec.exchange import Exchange
 from shmvec.faults import FaultPolicy, WorkerCrashError
 
@@ -186,15 +186,7 @@ class _Examiner:
                 begin = time.monotonic()
                 left = max(0.01, deadline - begin)
                 answers = exchange.call(name, arguments, timeout=left)
-                failure = next((each for each in answers if isinstance(each, EnvFailure)), None)
-                if failure is not None:
-                    which = f"env {failure.env + 1}, {failure.moment}"
-                    if name == "finish":
-                        run.close_failure = f"{which}: {failure.text}"
-                    else:
-                        run.failure = f"raises ({which}): {failure.text}"
-                        break
-                elif name == "advance":
+                if name == "advance":
                     for numbers, events in zip(processes, answers, strict=True):
                         for number, event in zip(numbers, events, strict=True):
                             run.events[number].append(event)
@@ -204,6 +196,12 @@ class _Examiner:
                     run.close_s = time.monotonic() - begin
                 elif name == "fork":
                     run.fork_failure = answers[0]
+        except ProbeError as error:
+            which = f"env {error.env + 1}, {error.moment}"
+            if doing == "close":
+                run.close_failure = f"{which}: {error.text}"
+            else:
+                run.failure = f"raises ({which}): {error.text}"
         except multiprocessing.TimeoutError:
             run.failure = f"hangs ({doing}, {self.time_limit:.3g} s)"
             if exchange is not None:
@@ -650,11 +648,9 @@ def _memory_finding(pair: _Run, four: _Run | None) -> Finding:
 def _hang_location(exchange: Exchange) -> str:
     """The line of the env in which the first worker hangs; "" if no stack shows it."""
     for process in exchange.processes:
-        with suppress(Exception):
-            for stack in stacks_of(process.pid):
-                for line in stack.splitlines():
-                    if line.startswith("  File") and "_commands/probe.py" not in line:
-                        return f" in {line.strip()}"
+        for line in read_stack(process.pid, whole=True).splitlines():
+            if line.startswith("  File") and "_commands/probe.py" not in line:
+                return f" in {line.strip()}"
     return ""
 
 

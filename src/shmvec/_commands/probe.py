@@ -20,7 +20,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -29,12 +29,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from shmvec._core import check_nesting
 from shmvec._memory.layout import find_unshareable_part
 from shmvec._pickling import dumps
 from shmvec._processes.preloading import num_threads
 from shmvec._processes.worker_process import reap_child
 
-__all__ = ["RESULT_PARTS", "EnvFailure", "Event", "Facts", "Probe", "resident_bytes", "seed_of"]
+__all__ = ["RESULT_PARTS", "Event", "Facts", "Probe", "ProbeError", "resident_bytes", "seed_of"]
 
 RESULT_PARTS = ("observations", "rewards", "ends", "infos", "frames")
 
@@ -52,19 +53,19 @@ def seed_of(env: int) -> int:
     return _FIRST_SEED + env % _NUM_SEEDS
 
 
-@dataclass(frozen=True)
-class EnvFailure:
-    """An exception of an env.
+class ProbeError(Exception):
+    """An env has raised.
 
     Attributes:
         env: The number of the env.
-        moment: A description of the call that raised it.
+        moment: A description of the call that raised.
         text: The exception, and the line that raised it.
     """
 
-    env: int
-    moment: str
-    text: str
+    def __init__(self, env: int, moment: str, text: str) -> None:
+        """Takes the attributes."""
+        super().__init__(env, moment, text)
+        self.env, self.moment, self.text = env, moment, text
 
 
 @dataclass
@@ -130,7 +131,7 @@ class _ProbedEnv:
 
 
 class Probe(gym.Env[Any, Any]):
-    """An env whose methods make and step other envs, and catch their exceptions."""
+    """An env whose methods make and step other envs; ProbeError says that one has raised."""
 
     observation_space = gym.spaces.Discrete(2)
     action_space = gym.spaces.Discrete(2)
@@ -142,22 +143,20 @@ class Probe(gym.Env[Any, Any]):
         self._envs: list[_ProbedEnv] = []
         self._facts = Facts()
 
-    def build(self) -> EnvFailure | None:
-        """Makes the envs; returns the exception of the first one that fails."""
+    def build(self) -> None:
+        """Makes the envs."""
         self._threads_before = set(threading.enumerate())
         self._num_threads_before = num_threads()
         self._file_offsets = _file_offsets()
         states = _generator_states()
         for number in self._numbers:
-            try:
+            with _reporting(number, "being made"):
                 env_fn = self._env_fns[number % len(self._env_fns)]
                 start, cpu_start = time.perf_counter(), time.process_time()
                 env = env_fn()
                 duration = time.perf_counter() - start, time.process_time() - cpu_start
                 self._facts.build_s.append(duration)
                 self._envs.append(_ProbedEnv(number, env))
-            except Exception as error:
-                return _failure_of(number, "being made", error)
         self._facts.generators_of_build = _changed_generators(states)
         self._states_before = _generator_states()
         first = self._envs[0].env
@@ -170,9 +169,8 @@ class Probe(gym.Env[Any, Any]):
         if unshareable is not None:
             part, path = unshareable
             self._facts.needs_pickle = f"{path} is of type {type(part).__name__}"
-        return None
 
-    def advance(self, moment: str) -> list[Event] | EnvFailure:
+    def advance(self, moment: str) -> list[Event]:
         """Resets or steps each env once; returns digests of the results.
 
         Args:
@@ -181,19 +179,15 @@ class Probe(gym.Env[Any, Any]):
         """
         events = []
         for probed in self._envs:
-            try:
+            with _reporting(probed.number, f"its {moment}"):
                 events.append(self._advance_one(probed, moment))
-            except Exception as error:
-                return _failure_of(probed.number, f"its {moment}", error)
         for probed in self._envs:
             if _digest(probed.last_observation) != probed.last_digest:
                 self._facts.shared_buffers = True
         frames: list[bytes | None] = []
         for probed in self._envs:  # all are stepped first, since one may draw into another's frame
-            try:
+            with _reporting(probed.number, "its render"):
                 frames.append(self._frame(probed.env))
-            except Exception as error:
-                return _failure_of(probed.number, "its render", error)
         return [(*event, frame) for event, frame in zip(events, frames, strict=True)]
 
     def _frame(self, env: Any) -> bytes | None:
@@ -288,30 +282,35 @@ class Probe(gym.Env[Any, Any]):
 
     def _step_in_fork(self) -> str:
         other = Probe(self._env_fns, [self._numbers[0] + 1])
-        failure = other.build()
-        for moment in ("reset", "step", "step", "step"):
-            if failure is None:
-                result = other.advance(moment)
-                failure = result if isinstance(result, EnvFailure) else None
-        return "" if failure is None else f"raises at {failure.moment}: {failure.text}"
+        try:
+            other.build()
+            for moment in ("reset", "step", "step", "step"):
+                other.advance(moment)
+        except ProbeError as error:
+            return f"raises at {error.moment}: {error.text}"
+        return ""
 
-    def finish(self) -> EnvFailure | None:
-        """Closes the envs; returns the exception of the first one that fails."""
+    def finish(self) -> None:
+        """Closes the envs."""
         for probed in self._envs:
-            try:
+            with _reporting(probed.number, "its close"):
                 probed.env.close()
-            except Exception as error:
-                return _failure_of(probed.number, "its close", error)
-        return None
 
 
-def _failure_of(env: int, moment: str, error: Exception) -> EnvFailure:
-    """Describes an exception of an env, with the line of the env that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    env_frames = [frame for frame in frames if frame.filename != __file__]
-    where = f" ({Path(env_frames[-1].filename).name}:{env_frames[-1].lineno})" if env_frames else ""
-    text = " ".join(str(error).split())
-    return EnvFailure(env, moment, f"{type(error).__name__}: {text[:200]}{where}")
+@contextmanager
+def _reporting(env: int, moment: str) -> Iterator[None]:
+    """Raises ProbeError for what an env raises, with the line of the env that raised it."""
+    try:
+        yield
+    except Exception as error:
+        places = [
+            f" ({Path(frame.filename).name}:{frame.lineno})"
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename != __file__
+        ]
+        text = " ".join(str(error).split())[:200]
+        where = places[-1] if places else ""
+        raise ProbeError(env, moment, f"{type(error).__name__}: {text}{where}") from None
 
 
 def _actions(space: gym.Space[Any], seed: int) -> list[Any]:
@@ -406,22 +405,11 @@ def _unpicklable_entries(info: Any) -> Iterator[tuple[str, str]]:
     for key, value in info.items():
         if type(value) in (int, float, bool, str, np.ndarray) and getattr(value, "dtype", 0) != "O":
             continue
-        if _contains_itself(value, (id(info),)):
-            yield repr(key), "contains itself"
-            continue
         try:
+            check_nesting({key: value})
             dumps(value)
         except Exception as error:
             yield repr(key), " ".join(str(error).split())[:120] or type(error).__name__
-
-
-def _contains_itself(value: Any, ancestors: tuple[int, ...]) -> bool:
-    if not isinstance(value, (dict, list, tuple)) or len(ancestors) > 500:
-        return False
-    if id(value) in ancestors:
-        return True
-    inner = value.values() if isinstance(value, dict) else value
-    return any(_contains_itself(each, (*ancestors, id(value))) for each in inner)
 
 
 def _digest(value: Any) -> bytes:
