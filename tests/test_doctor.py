@@ -126,7 +126,7 @@ def test_the_command(tmp_path, capsys):
 UNMEASURED = """
 import sys, shmvec.__main__, shmvec._commands.doctor
 prices = shmvec._commands.doctor.Prices(*[1e-7] * 3, 8.0, 0.0)
-shmvec._commands.doctor.Prices.measured = lambda cores: prices
+shmvec._commands.doctor.Prices.measure = lambda cores: prices
 sys.exit(shmvec.__main__.main(["doctor"]))
 """
 

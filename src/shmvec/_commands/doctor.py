@@ -16,9 +16,11 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from timeit import timeit
+from typing import TypeVar
 
 from shmvec._commands import measuring
 from shmvec._commands.arguments import add_json_option, report_lines, write_json
@@ -52,6 +54,8 @@ _MAX_SWITCH_S, _USUAL_SWITCH = 40 * _US, "5 to 20 µs"
 _MAX_CLOCK_S, _USUAL_CLOCK = 0.4 * _US, "0.03 to 0.2 µs"
 _MAX_STOLEN = 0.05
 _MIN_PARALLEL_SHARE = 0.8
+
+_T = TypeVar("_T")
 
 _SYSTEM = Path("/sys/devices/system")
 # Bug reports need their versions.
@@ -368,6 +372,7 @@ class Machine:
         variables = [*thread_variables(1), "SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"]
         variables += [name for name in sorted(os.environ) if name.startswith("SHMVEC_")]
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        installed = {name: _known(partial(metadata.version, name)) for name in _PACKAGES}
         return cls(
             cores=cores,
             online=os.cpu_count() or len(cores),
@@ -375,23 +380,19 @@ class Machine:
             usable=usable_cores(),
             physical=len({_siblings(core) for core in cores}),
             nodes=max(1, sum(not on.isdisjoint(cores) for on in _numa_nodes())),
-            load=_load_average(),
+            load=_known(lambda: os.getloadavg()[0]),
             memory=free_memory(),
             shm=free_shm(),
             memfd=_error_of(lambda: os.memfd_create("shmvec")),
             pidfd=_error_of(lambda: os.pidfd_open(os.getpid())),
-            descriptors=(soft, hard, _open_descriptors()),
+            descriptors=(soft, hard, _known(lambda: len(os.listdir("/proc/self/fd"))) or 0),
             processes=_processes_left(),
             user_processes=_user_processes_left(),
             contexts=tuple(multiprocessing.get_all_start_methods()),
             variables={name: os.environ[name] for name in variables if name in os.environ},
-            torch=_version("torch"),
+            torch=installed["torch"],
             clock=_read_text(_SYSTEM / "clocksource/clocksource0/current_clocksource"),
-            versions=tuple(
-                f"{package} {version}"
-                for package in _PACKAGES
-                if (version := _version(package)) is not None
-            ),
+            versions=tuple(f"{name} {version}" for name, version in installed.items() if version),
         )
 
 
@@ -436,8 +437,8 @@ class Prices:
             clocks.append(timeit(time.perf_counter, number=_CLOCK_READINGS) / _CLOCK_READINGS)
         after = _stolen_ticks()
         return cls(
-            wake=_min_known(wakes),
-            switch=_min_known(switches),
+            wake=min(filter(None, wakes), default=None),
+            switch=min(filter(None, switches), default=None),
             clock=min(clocks),
             together=max(together) / max(alone) if max(alone) > 0 else 0.0,
             stolen=(after[0] - before[0]) / max(1, after[1] - before[1]),
@@ -479,8 +480,8 @@ def _run_on_cores(cores: Sequence[int], run: Callable[[int, float], float]) -> l
     return results
 
 
-def _round_trip_s(first: int, other: int) -> float | None:
-    """Seconds in which two processes, each bound to a core, wake each other by pipes."""
+def _round_trip_s(first: int, other: int) -> float:
+    """Seconds in which two processes, each on a core, wake each other by pipes; 0: unknown."""
     ping, pong = os.pipe(), os.pipe()
 
     def run(number: int, begin: float) -> float:
@@ -498,7 +499,7 @@ def _round_trip_s(first: int, other: int) -> float | None:
         return (now - begin) / rounds
 
     try:
-        return _run_on_cores([first, other], run)[0] or None
+        return _run_on_cores([first, other], run)[0]
     finally:
         for descriptor in (*ping, *pong):
             os.close(descriptor)
@@ -515,10 +516,6 @@ def _loop_rate(number: int, begin: float) -> float:
     return done / (now - begin)
 
 
-def _min_known(values: list[float | None]) -> float | None:
-    return min((value for value in values if value is not None), default=None)
-
-
 def _error_of(open_descriptor: Callable[[], int]) -> str | None:
     """Opens a descriptor, and closes it; returns the error, or None."""
     try:
@@ -528,23 +525,15 @@ def _error_of(open_descriptor: Callable[[], int]) -> str | None:
     return None
 
 
-def _load_average() -> float | None:
-    with contextlib.suppress(OSError):
-        return os.getloadavg()[0]
+def _known(read: Callable[[], _T]) -> _T | None:
+    """What a function reads; None: the system does not report it."""
+    with contextlib.suppress(OSError, metadata.PackageNotFoundError):
+        return read()
     return None
-
-
-def _open_descriptors() -> int:
-    # 0 where the system does not say
-    with contextlib.suppress(OSError):
-        return len(os.listdir("/proc/self/fd"))
-    return 0
 
 
 def _read_text(path: Path) -> str | None:
-    with contextlib.suppress(OSError):
-        return path.read_text("utf-8", "replace").strip()
-    return None
+    return _known(lambda: path.read_text("utf-8", "replace").strip())
 
 
 def _parse_cpu_list(text: str) -> Iterator[int]:
@@ -594,17 +583,8 @@ def _user_processes_left() -> int | None:
 
 def _status_fields(pid: int | str) -> dict[str, str] | None:
     """A process's status; None if the process is gone or hidden, or fields are missing."""
-    with contextlib.suppress(OSError):
-        fields = process_status(pid)
-        if {"Uid", "CapEff", "Threads"} <= set(fields):
-            return fields
-    return None
-
-
-def _version(package: str) -> str | None:
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
-    return None
+    fields = _known(partial(process_status, pid)) or {}
+    return fields if {"Uid", "CapEff", "Threads"} <= set(fields) else None
 
 
 def _stolen_ticks() -> tuple[int, int]:

@@ -463,7 +463,7 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
 
 def _cpu_model() -> str:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        for table_line in lines:
-            if table_line.startswith("model name"):
-                return table_line.split(":", 1)[1].strip()
+        for line in lines:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
