@@ -29,7 +29,7 @@ HOSTILE = "[bold red]train[/] :smile: [link=x]y[/link] [/nothing]"
 
 def draw(looks, problems, encoding, columns, rows):
     """The lines of a terminal."""
-    out = TextIOWrapper(BytesIO(), encoding, errors="replace")
+    out = TextIOWrapper(BytesIO(), encoding, errors="shmvec.replace")
     console = Console(file=out, force_terminal=True, markup=False, emoji=False, highlight=False)
     console.size = columns, rows
     console.print(Screen(Picture(looks, problems)), end="")

@@ -90,18 +90,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _replace_unencodable() -> None:
-    """Makes standard output replace what its encoding lacks: us for µs, or a question mark."""
+    """Makes standard output replace what its encoding lacks: us for µs, # for █, or ?."""
     out = sys.stdout
     if isinstance(out, TextIOWrapper) and out.errors in ("strict", "surrogateescape"):
-        codecs.register_error("shmvec.replace", _replacement)
         out.reconfigure(errors="shmvec.replace")
 
 
 def _replacement(error: UnicodeError) -> tuple[str, int]:
     """An error handler of codecs, which returns a replacement and where to go on."""
     assert isinstance(error, UnicodeEncodeError)
-    ascii_text = {"µ": "u", "×": "x", "±": "+-", "…": "..."}
+    ascii_text = {"µ": "u", "×": "x", "±": "+-", "…": "...", "█": "#", "▓": "+", "░": "."}
     return "".join(ascii_text.get(c, "?") for c in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("shmvec.replace", _replacement)
 
 
 def _is_reader_gone() -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
@@ -22,7 +22,6 @@ __all__ = ["Picture", "full_screen"]
 
 _SIGNAL_CHECK_S = 0.25  # delay until a signal or a change of the terminal's size is noticed
 _BAR_COLOURS = {"█": "green", "▓": "cyan", "×": "red", "░": "dim"}  # of letters of bars
-_ASCII_BARS = str.maketrans("█▓×░", "#+x.")  # for encodings without these letters
 _VERDICT_STYLES = {
     "none": "bold",
     "good": "bold green",
@@ -39,7 +38,7 @@ class Picture:
     """The screen: all vector envs; where there is little room, the verdicts come first.
 
     Attributes:
-        looks: One for each vector env.
+        snapshots: One for each vector env.
         problems: Messages on segments that could not be read.
     """
 
@@ -48,20 +47,20 @@ class Picture:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draws the picture for one terminal."""
-        renderer = _Renderer(options)
-        heads = [Group(*renderer.head(snapshot)) for snapshot in self.snapshots]
-        bodies = [Group(*renderer.body(snapshot)) for snapshot in self.snapshots]
+        width, gap = options.max_width, Text("")
+        tables = [Table.of(each.recent, bars=True).fitted(width) for each in self.snapshots]
+        heads = [list(_head(*pair)) for pair in zip(self.snapshots, tables, strict=True)]
+        bodies = [list(_body(*pair)) for pair in zip(self.snapshots, tables, strict=True)]
         problems = [Text(printable(problem), "yellow") for problem in self.problems]
 
-        def rendered_lines(*parts: RenderableType) -> list[list[Segment]]:
+        def rendered_lines(*texts: Text) -> list[list[Segment]]:
             room = options.update(height=None)
-            return [line for part in parts for line in console.render_lines(part, room, pad=False)]
+            return [line for text in texts for line in console.render_lines(text, room, pad=False)]
 
-        gap = Text("")
-        whole = [part for pair in zip(heads, bodies, strict=True) for part in (*pair, gap)]
-        lines = rendered_lines(*whole, *problems)
+        parts = zip(heads, bodies, strict=True)
+        lines = rendered_lines(*(t for head, body in parts for t in (*head, *body, gap)), *problems)
         if len(lines) > options.max_height and len(heads) > 1:  # heads of all before any body
-            lines = rendered_lines(*(part for head in heads for part in (head, gap)), *problems)
+            lines = rendered_lines(*(text for head in heads for text in (*head, gap)), *problems)
         if (more := len(lines) - options.max_height) > 0:
             rest = _one_line(Text(f"... and {more + 1} more"))
             lines = [*lines[: options.max_height - 1], *rendered_lines(rest)]
@@ -70,72 +69,57 @@ class Picture:
             yield Segment.line()
 
 
-class _Renderer:
-    """Renders parts of the screen for a terminal of this size and encoding."""
+def _head(snapshot: Snapshot, table: Table) -> Iterator[Text]:
+    """The vector env's name, its speed, and the verdict."""
+    which, *total = snapshot.heading()
+    name, _, command = which.partition(": ")
+    yield _one_line(Text.assemble((name, "bold"), ": ", command))
+    yield from (_one_line(Text(line, "dim")) for line in total)
+    speed = Text(table.sentences[0])
+    speed.highlight_regex(r"[\d,]+ a second|\d+% of the limit", "bold")
+    yield _one_line(speed)
+    yield _verdict_text(snapshot.recent.verdict)
 
-    def __init__(self, options: ConsoleOptions) -> None:
-        self._columns = options.max_width
-        try:
-            "".join(_BAR_COLOURS).encode(options.encoding)
-            self._has_letters = True
-        except UnicodeEncodeError:
-            self._has_letters = False
 
-    def head(self, snapshot: Snapshot) -> Iterator[Text]:
-        """The vector env's name, its speed, and the verdict."""
-        which, *total = snapshot.heading()
-        name, _, command = which.partition(": ")
-        yield _one_line(Text.assemble((name, "bold"), ": ", command))
-        yield from (_one_line(Text(line, "dim")) for line in total)
-        speed = Text(Table.of(snapshot.recent).sentences[0])
-        speed.highlight_regex(r"[\d,]+ a second|\d+% of the limit", "bold")
-        yield _one_line(speed)
-        yield _verdict_text(snapshot.recent.verdict)
+def _body(snapshot: Snapshot, table: Table) -> Iterator[Text]:
+    """The workers, the times of steps and resets, and the faults."""
+    yield from (Text(line, "dim") for line in table.sentences[1:])
+    yield from map(_one_line, _worker_lines(snapshot, table))
+    if table.hidden:
+        yield Text(table.hidden)
+    for number, line in enumerate(table.timing_lines):
+        is_of_all = number == 0 or line.lstrip().startswith("any")
+        yield _one_line(Text(line, "bold" if is_of_all else ""))
+    if table.faults:
+        yield _one_line(Text(table.faults, "red"))
 
-    def body(self, snapshot: Snapshot) -> Iterator[Text]:
-        """The workers, the times of steps and resets, and the faults."""
-        table = Table.of(snapshot.recent, bars=True).fitted(self._columns)
-        yield from (Text(line, "dim") for line in table.sentences[1:])
-        yield from map(_one_line, self._worker_lines(snapshot, table))
-        if table.hidden:
-            yield Text(table.hidden)
-        for number, line in enumerate(table.timing_lines):
-            is_of_all = number == 0 or line.lstrip().startswith("any")
-            yield _one_line(Text(line, "bold" if is_of_all else ""))
-        if table.faults:
-            yield _one_line(Text(table.faults, "red"))
 
-    def _worker_lines(self, snapshot: Snapshot, table: Table) -> Iterator[Text]:
-        """A line for each worker, and the keys of the bars."""
-        doing, now = snapshot.recent.doing, table.columns.get("now")
-        names, *rows = table.worker_lines
-        yield Text(names, "bold")
-        for index, row in enumerate(rows):
-            line = self._colour_bars(row)
-            if doing and now is not None:
-                line.stylize(_style_of(doing[index], snapshot.total), len(row) - len(now[index]))
-            yield line
-        if table.keys:
-            yield self._colour_bars(table.keys)
+def _worker_lines(snapshot: Snapshot, table: Table) -> Iterator[Text]:
+    """A line for each worker, and the keys of the bars."""
+    doing, now = snapshot.recent.doing, table.columns.get("now")
+    names, *rows = table.worker_lines
+    yield Text(names, "bold")
+    for index, row in enumerate(rows):
+        line = _colour_bars(row)
+        if doing and now is not None:
+            line.stylize(_style_of(doing[index], snapshot.total), len(row) - len(now[index]))
+        yield line
+    if table.keys:
+        yield _colour_bars(table.keys)
 
-    def _colour_bars(self, line: str) -> Text:
-        text = Text(line)
-        for letter, colour in _BAR_COLOURS.items():
-            text.highlight_regex(f"{letter}+", colour)
-        if not self._has_letters:
-            text.plain = line.translate(_ASCII_BARS)
-        return text
+
+def _colour_bars(line: str) -> Text:
+    text = Text(line)
+    for letter, colour in _BAR_COLOURS.items():
+        text.highlight_regex(f"{letter}+", colour)
+    return text
 
 
 def _verdict_text(verdict: Verdict) -> Text:
     """A verdict; the colour of its kind shows how bad it is."""
-    text = str(verdict)
-    styled = Text(text)
-    styled.stylize(_VERDICT_STYLES[verdict.severity], 0, len(verdict.kind))
-    if verdict.advice:
-        begin = text.rindex(verdict.advice)
-        styled.stylize("bold", begin, begin + len(verdict.advice))
-    return styled
+    style = _VERDICT_STYLES[verdict.severity]
+    text = Text.assemble((verdict.kind, style), f": {verdict.reason}.")
+    return text.append(f" {verdict.advice}.", "bold") if verdict.advice else text
 
 
 def _style_of(now: Doing | None, stats: Stats) -> str:
