@@ -35,7 +35,7 @@ from shmvec._pickling import dumps
 from shmvec._processes.preloading import num_threads
 from shmvec._processes.worker_process import reap_child
 
-__all__ = ["RESULT_PARTS", "Event", "Facts", "Probe", "ProbeError", "resident_bytes", "seed_of"]
+__all__ = ["RESULT_PARTS", "Event", "Facts", "Probe", "ProbeError", "leaves", "resident_bytes"]
 
 RESULT_PARTS = ("observations", "rewards", "ends", "infos", "frames")
 
@@ -375,13 +375,14 @@ def _cast_to_space(space: gym.Space[Any], value: Any) -> Any:
         return None
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
+    """The parts of a value that is nested in dicts, tuples and lists."""
     if isinstance(value, dict):
         for each in value.values():
-            yield from _leaves(each)
+            yield from leaves(each)
     elif isinstance(value, (tuple, list)):
         for each in value:
-            yield from _leaves(each)
+            yield from leaves(each)
     else:
         yield value
 
@@ -393,7 +394,7 @@ def _share_memory(one: Any, other: Any) -> bool:
         and isinstance(b, np.ndarray)
         and a.flags.writeable
         and np.may_share_memory(a, b)
-        for a, b in zip(_leaves(one), _leaves(other), strict=False)
+        for a, b in zip(leaves(one), leaves(other), strict=False)
     )
 
 

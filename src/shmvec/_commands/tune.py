@@ -56,7 +56,7 @@ from shmvec._commands.measuring import (
     table_line,
     vector_env_stepper,
 )
-from shmvec._commands.probe import resident_bytes
+from shmvec._commands.probe import leaves, resident_bytes
 from shmvec._cores import WAIT_POLICIES, time_on_cores, usable_cores
 from shmvec._processes.overlap import is_asynchronous
 from shmvec.vector_env import ShmVectorEnv
@@ -150,7 +150,7 @@ def _measure_env(make_env: EnvFn, seconds: float) -> dict[str, Any]:
         "reset_us": float(np.median(reset_us)),
         "steps_per_episode": ends[-1] / len(ends) if ends else len(steps),
         "infos_per_step": infos / len(steps),
-        "observation_bytes": _nbytes(observation),
+        "observation_bytes": sum(int(np.asarray(part).nbytes) for part in leaves(observation)),
         "memory_bytes": max(0, memory),
         "asleep": asleep,
     }
@@ -164,14 +164,6 @@ def _time_without_core() -> float:
 def asleep_share(elapsed: float, ran: float, without_core: float) -> float:
     """The share of ``elapsed`` in which an env neither computed nor waited for a core."""
     return max(0.0, 1 - (ran + without_core) / elapsed)
-
-
-def _nbytes(value: Any) -> int:
-    if isinstance(value, dict):
-        return sum(map(_nbytes, value.values()))
-    if isinstance(value, (tuple, list)):
-        return sum(map(_nbytes, value))
-    return int(np.asarray(value).nbytes)
 
 
 def _worker_counts(num_envs: int, cores: int) -> list[int | None]:
@@ -217,7 +209,7 @@ def tune(
         if env["asleep"] > _MIN_ASLEEP_SHARE and num_envs > 1:
             settings.append(Setting(num_envs, overlap="auto"))
         first = _measure_settings(make_env, settings, seconds, compute, limits, say)
-        best = _best_setting(first)
+        best = _setting_of(simplest(first, MIN_SPEEDUP))
         policies = () if best.num_workers == 0 else WAIT_POLICIES[1:]
         rest = [replace(best, wait_policy=policy) for policy in policies]
         rest.append(replace(best, copy=False))
@@ -226,10 +218,10 @@ def tune(
         # These are measured again, because only figures of one race can be compared.
         again = dict.fromkeys([Setting(num_envs), best])
         second = _measure_settings(make_env, [*again, *rest], seconds, compute, limits, say)
-        remeasured = {Setting(**_setting_of(row)) for row in second}
-        rows += [row for row in first if Setting(**_setting_of(row)) not in remeasured] + second
-        best = _best_setting([row for row in second if row["copy"] and not row["batch_size"]])
-        winners.append(next(row for row in second if _setting_of(row) == asdict(best)))
+        remeasured = set(map(_setting_of, second))
+        rows += [row for row in first if _setting_of(row) not in remeasured] + second
+        usable = [row for row in second if row["copy"] and not row["batch_size"]]
+        winners.append(simplest(usable, MIN_SPEEDUP))
         races.append(second)
         say.done()
     best_row = simplest(winners, _MIN_SPEEDUP_OF_MORE_ENVS)
@@ -245,7 +237,7 @@ def tune(
         "env": env,
         "limit": statistics.median(limits),
         "rows": rows,
-        "best": _setting_of(best_row) if is_best(best_row, simpler) else None,
+        "best": asdict(_setting_of(best_row)) if is_best(best_row, simpler) else None,
         "batch": max(batches, key=lambda row: row["steps_per_s"], default=None),
     }
 
@@ -267,8 +259,8 @@ def is_best(best: dict[str, Any], simpler: Sequence[dict[str, Any]]) -> bool:
     return all(_is_faster(best, other) for other in simpler)
 
 
-def _setting_of(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in Setting.__dataclass_fields__}
+def _setting_of(row: dict[str, Any]) -> Setting:
+    return Setting(**{name: row[name] for name in Setting.__dataclass_fields__})
 
 
 def _measure_settings(
@@ -311,10 +303,6 @@ def _batch_stepper(make: Callable[[], ShmVectorEnv], compute: Compute | None = N
         return terminations, truncations, infos["env_id"]
 
     return Stepper(step, actions.sample, envs.num_envs, compute=compute, close=envs.close)
-
-
-def _best_setting(rows: Sequence[dict[str, Any]]) -> Setting:
-    return Setting(**_setting_of(simplest(rows, MIN_SPEEDUP)))
 
 
 def report(results: dict[str, Any], code: str) -> str:
