@@ -231,14 +231,14 @@ PARENT, WORKER = 1001, 1002
 BEGAN, ENDED = 1_000_000, 2_000_000
 
 
-def shown(*entries, busy=None, idle=False):
+def shown(*entries, unfinished):
     """Of a worker: the names, beginnings and ends that are shown of (kind, env, begin, end)."""
     of_kind = {name: number for number, name in TRACE_KINDS.items()}
     rows = [(begin, end, env, of_kind[kind]) for kind, env, begin, end in entries]
     ring = np.array(rows, [("begin", "i8"), ("end", "i8"), ("env", "u4"), ("kind", "u4")])
     span, processes = (BEGAN, ENDED), [[WORKER]]
     recording = Recording(
-        [ring, ring[:0]], [0, 0], [range(2)], span, processes, PARENT, [busy], [idle], []
+        [ring, ring[:0]], [0, 0], [range(2)], span, processes, PARENT, [unfinished], []
     )
     file = io.StringIO()
     write(file, recording)
@@ -250,19 +250,21 @@ def shown(*entries, busy=None, idle=False):
 def test_what_has_just_ended_is_not_unfinished():
     """A read while an env's step ends may see both."""
     step = ("step", 0, 1_500_000, 1_600_000)
-    (once,) = shown(step, busy=(0, "step", 1_500_000))
+    (once,) = shown(step, unfinished=("step", 0, 1_500_000))
     assert once == ("step env 0", 1_500_000, 1_600_000)
     # The next one began before the last one had ended, by one of a worker's clocks.
-    assert shown(step, busy=(0, "step", 1_599_000))[1:] == [("step env 0", 1_600_000, ENDED)]
-    assert shown(step, busy=(1, "step", 1_599_000))[1:] == [("step env 1", 1_600_000, ENDED)]
-    assert shown(step, busy=(0, "reset", 1_500_000))[1:] == [("reset env 0", 1_600_000, ENDED)]
+    assert shown(step, unfinished=("step", 0, 1_599_000))[1:] == [("step env 0", 1_600_000, ENDED)]
+    assert shown(step, unfinished=("step", 1, 1_599_000))[1:] == [("step env 1", 1_600_000, ENDED)]
+    assert shown(step, unfinished=("reset", 0, 1_500_000))[1:] == [
+        ("reset env 0", 1_600_000, ENDED)
+    ]
 
 
 @pytest.mark.deep
 def test_the_last_wait(tmp_path):
     """It has not ended when the trace does, so it is not recorded."""
     step = ("step", 0, 1_500_000, 1_600_000)
-    assert shown(step, idle=True)[1:] == [("wait", 1_600_000, ENDED)]
+    assert shown(step, unfinished=("wait", 0, BEGAN))[1:] == [("wait", 1_600_000, ENDED)]
     with closing(vector_env()) as envs:
         with envs.trace(tmp_path / "run.json"):
             envs.reset()

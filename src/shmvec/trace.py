@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import shutil
-import stat
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -152,15 +151,14 @@ class Trace:
         self.overwritten = [lost for _, lost in contents]
         now = time.monotonic_ns()  # after the rings were read: all their entries have ended
         insight = tracing.links.insight()
-        doing = insight.doing(now)
-        for index in range(len(ranges)):
+        unfinished: list[tuple[str, int, int] | None] = [None] * len(ranges)
+        for index, doing in enumerate(insight.doing(now)):
             _note_pid(self._pids, tracing.workers, index)
-        busy = [
-            None if each is None else (each[0], each[1], now - round(1e9 * each[2]))
-            for each in doing
-        ]
-        up = map(tracing.workers.is_up, range(len(ranges)))
-        idle = [each and tracing.links.has_answered(index) for index, each in enumerate(up)]
+            if doing is not None:
+                env, operation, for_s, _ = doing
+                unfinished[index] = operation, env, now - round(1e9 * for_s)
+            elif tracing.workers.is_up(index) and tracing.links.has_answered(index):
+                unfinished[index] = "wait", 0, self._begin_ns
         return Recording(
             [entries for entries, _ in contents],
             self.overwritten,
@@ -168,8 +166,7 @@ class Trace:
             (self._begin_ns, now),
             self._pids,
             os.getpid(),
-            busy,
-            idle,
+            unfinished,
             self._events,
             insight.overlaps,
         )
@@ -212,13 +209,11 @@ def _save(path: str, recording: Recording) -> None:
     If ``path`` is a pipe or a device, or in a folder that cannot be written to, it is written in
     place.
     """
-    mode = None
-    with contextlib.suppress(FileNotFoundError):
-        mode = os.stat(path).st_mode  # before realpath, which cannot resolve a pipe in /proc
-    if mode is None or stat.S_ISREG(mode):
-        path = os.path.realpath(path)
+    is_file = os.path.isfile(path) or not os.path.exists(path)
+    if is_file:
+        path = os.path.realpath(path)  # which cannot resolve a pipe in /proc
     folder = os.path.dirname(path)
-    if not (mode is None or stat.S_ISREG(mode)) or not os.access(folder, os.W_OK | os.X_OK):
+    if not is_file or not os.access(folder, os.W_OK | os.X_OK):
         with open(path, "w", encoding="utf-8") as file:
             write(file, recording)
         return
@@ -226,8 +221,8 @@ def _save(path: str, recording: Recording) -> None:
     try:
         with open(temporary, "x", encoding="utf-8") as file:
             write(file, recording)
-            if mode is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+        if os.path.exists(path):
+            shutil.copymode(path, temporary)
         try:
             os.replace(temporary, path)
         except OSError:  # the file is a mount point, or belongs to another user
@@ -261,6 +256,10 @@ def _note_fault(
 
 _ENV_KINDS = ("step", "reset", "call", "error")
 _INSTANT_KINDS = ("error", "attach")
+_ENV_KIND_NUMBERS = [number for number, name in TRACE_KINDS.items() if name in _ENV_KINDS]
+_ATTACH_NUMBER = next(number for number, name in TRACE_KINDS.items() if name == "attach")
+_CHUNK_SIZE = 512
+_MAX_SKEW_NS = 1_000_000_000  # between the two clocks of a worker
 
 
 @dataclass
@@ -275,8 +274,7 @@ class Recording:
         span: When the trace began and ended, in ns of the monotonic clock.
         pids: For each worker, the ids of its processes, one after the other.
         parent: The parent's process id.
-        busy: What each worker is doing: (env, "step", "reset" or "call", since when).
-        idle: Whether each worker waits for a request.
+        unfinished: What each worker is doing: (kind, env, since when); None: it is not known.
         events: Other events, faults for example: (time, name, details).
         overlaps: Whether workers step several envs at once: then each env has a track.
     """
@@ -287,8 +285,7 @@ class Recording:
     span: tuple[int, int]
     pids: Sequence[Sequence[int]]
     parent: int
-    busy: Sequence[tuple[int, str, int] | None]
-    idle: Sequence[bool]
+    unfinished: Sequence[tuple[str, int, int] | None]
     events: Sequence[tuple[int, str, dict[str, Any]]]
     overlaps: bool = False
 
@@ -342,7 +339,8 @@ def _events(recording: Recording) -> Iterator[str]:
             # A track among the parent's; a small number could be the parent's own pid.
             tid = parent + index + 1 if here else pid
             yield from _track_names(pid, tid, name, index + 1, here)
-            doing = _current_span(recording, index) if end == len(entries) else None
+            unfinished = recording.unfinished[index] if end == len(entries) else None
+            doing = unfinished and _Span(*unfinished, recording.span[1])
             now = entries[begin:end]
             if not recording.overlaps:
                 yield from _span_events(recording, now, index, pid, tid, begin == 0, doing)
@@ -401,16 +399,6 @@ def _span_events(
     if doing is not None and (same is None or 2 * doing.begin > same.begin + same.end):
         _begin_after(doing, last)
         yield _span_json(doing, began, pid, tid, True)
-
-
-def _current_span(recording: Recording, index: int) -> _Span | None:
-    """The span of a worker that has not ended; None if it is not known."""
-    began, now = recording.span
-    busy = recording.busy[index]
-    if busy is not None:
-        env, operation, since = busy
-        return _Span(operation, env, since, now)
-    return _Span("wait", 0, began, now) if recording.idle[index] else None
 
 
 def _ordered_spans(
@@ -489,9 +477,3 @@ def _us(ns: int) -> str:
     """Nanoseconds as a text in microseconds."""
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
     return f"{sign}{ns // 1000}.{ns % 1000:03d}"
-
-
-_ENV_KIND_NUMBERS = [number for number, name in TRACE_KINDS.items() if name in _ENV_KINDS]
-_ATTACH_NUMBER = next(number for number, name in TRACE_KINDS.items() if name == "attach")
-_CHUNK_SIZE = 512
-_MAX_SKEW_NS = 1_000_000_000  # between the two clocks of a worker

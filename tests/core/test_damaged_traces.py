@@ -74,8 +74,8 @@ def test_envs_in_the_first_process_of_a_container(recorded):
     (attach,) = [kind for kind, name in TRACE_KINDS.items() if name == "attach"]
     for entries in recorded.entries:
         entries["env"][entries["kind"] == attach] = 1
-    file, busy = io.StringIO(), [(0, "step", recorded.span[1])]
-    timeline.write(file, replace(recorded, parent=1, pids=[(1, 1)], busy=busy))
+    file, unfinished = io.StringIO(), [("step", 0, recorded.span[1])]
+    timeline.write(file, replace(recorded, parent=1, pids=[(1, 1)], unfinished=unfinished))
     assert Timeline(file.getvalue()).names == {(1, 1): "parent", (1, 2): "worker 0: envs 0 to 2"}
 
 
