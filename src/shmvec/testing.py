@@ -197,7 +197,7 @@ class _Reference(VectorEnv[Any, Any, Any]):
         infos: dict[str, Any] = {}
         for i, env in enumerate(self.envs):
             if mask is None or mask[i]:
-                env_seed = seed + i if isinstance(seed, int) else None if seed is None else seed[i]
+                env_seed = None if seed is None else seed + i
                 self.last[i], info = env.reset(seed=env_seed, options=options)
                 self.over[i] = False
                 infos = self._add_info(infos, info, i)

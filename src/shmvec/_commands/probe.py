@@ -11,8 +11,6 @@ import copy
 import fcntl
 import os
 import random
-import select
-import signal
 import stat
 import sys
 import threading
@@ -23,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from shmvec._core import check_nesting
 from shmvec._memory.layout import find_unshareable_part
 from shmvec._pickling import dumps
 from shmvec._processes.preloading import num_threads
-from shmvec._processes.worker_process import reap_child
+from shmvec._processes.worker_process import SIGKILL_TIMEOUT_S
 
 __all__ = ["RESULT_PARTS", "Event", "Facts", "Probe", "ProbeError", "leaves", "resident_bytes"]
 
@@ -259,26 +258,20 @@ class Probe(gym.Env[Any, Any]):
 
     def fork(self, seconds: float) -> str:
         """Forks this process, and steps an env in the fork; returns the failure, or ""."""
-        reader, writer = os.pipe()
+        receiver, sender = Pipe(duplex=False)
+        process = get_context("fork").Process(target=lambda: sender.send(self._step_in_fork()))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of threads, whose effect is tested here
-            pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(reader)
-                os.write(writer, self._step_in_fork().encode()[:4000] or b"\0")
-            finally:
-                os._exit(0)
-        os.close(writer)
+            process.start()
+        sender.close()
         try:
-            if not select.select([reader], [], [], seconds)[0]:
-                return f"hangs ({seconds:.0f} s)"
-            failure = os.read(reader, 4096)
-            return failure.decode().strip("\0") if failure else "crashes"
+            failure: str = receiver.recv() if receiver.poll(seconds) else f"hangs ({seconds:.0f} s)"
+            return failure
+        except EOFError:
+            return "crashes"
         finally:
-            os.close(reader)
-            os.kill(pid, signal.SIGKILL)
-            reap_child(pid)
+            process.kill()
+            process.join(SIGKILL_TIMEOUT_S)
 
     def _step_in_fork(self) -> str:
         other = Probe(self._env_fns, [self._numbers[0] + 1])
