@@ -287,6 +287,12 @@ class SpaceChanges(Well):
         return result
 
 
+class ActionSpaceChanges(Well):
+    def reset(self, *, seed=None, options=None):
+        self.action_space = gym.spaces.Discrete(7)
+        return super().reset(seed=seed)
+
+
 class SpacesDiffer(Well):
     number = count()
 

@@ -37,6 +37,7 @@ SICK = {
     "GoesOnAndShares": (["same seed", "one process"], "self.np_random", "in the same env"),
     "OutsideItsSpace": (["spaces"], "a wrapper", "not in its space"),
     "SpaceChanges": (["spaces"], "a wrapper", "has become another"),
+    "ActionSpaceChanges": (["spaces"], "a wrapper", "become another one, Discrete(7)"),
     "SpacesDiffer": (["spaces"], 'observation_mode="different"', "differs"),
     "NoFixedSize": (["spaces"], "shared_memory=False", "Sequence"),
     "SpaceOfItsOwn": (["spaces"], "shared_memory=False", "space['mission'] is of type OwnSpace"),

@@ -45,6 +45,7 @@ _NUM_SEEDS = 2
 _FIRST_SEED = 20_000
 _NUM_ACTIONS = 64
 _MODES_WITHOUT_FRAMES = (None, "human")
+_SPACES = ("observation_space", "action_space")
 
 
 def seed_of(env: int) -> int:
@@ -121,7 +122,7 @@ class _ProbedEnv:
     def __init__(self, number: int, env: Any) -> None:
         self.number = number
         self.env = env
-        self.spaces = _copy_spaces((env.observation_space, env.action_space))
+        self.spaces = {name: _copy_space(getattr(env, name)) for name in _SPACES}
         self.actions = _actions(env.action_space, seed_of(number))
         self.num_steps = 0
         self.episode_over = False
@@ -160,7 +161,7 @@ class Probe(gym.Env[Any, Any]):
         self._states_before = _generator_states()
         first = self._envs[0].env
         self._facts.render_mode = getattr(first, "render_mode", None)
-        for name in ("observation_space", "action_space"):
+        for name in _SPACES:
             space = getattr(first, name)
             if any(getattr(probed.env, name) != space for probed in self._envs):
                 self._facts.note_space(f"the {name} of two envs differs")
@@ -198,9 +199,9 @@ class Probe(gym.Env[Any, Any]):
         return _digest(frame)
 
     def _advance_one(self, probed: _ProbedEnv, moment: str) -> Event:
-        env, previous = probed.env, (probed.last_observation, probed.last_digest)
+        env, seeded = probed.env, moment != "step"
+        previous = (None, b"") if seeded else (probed.last_observation, probed.last_digest)
         start = time.perf_counter()
-        seeded = moment != "step"
         if seeded or probed.episode_over:
             number = probed.number + (moment != "reset")
             seed = {"seed": seed_of(number)} if seeded else {}
@@ -217,8 +218,6 @@ class Probe(gym.Env[Any, Any]):
         ends = [bool(terminated), bool(truncated)]
         probed.episode_over = any(ends)
         probed.last_observation, probed.last_digest = observation, _digest(observation)
-        if seeded and previous[0] is not None:
-            previous = (None, b"")
         self._note_faults(probed, observation, info, previous)
         return probed.last_digest, _digest(reward), _digest(ends), _digest(info)
 
@@ -227,10 +226,10 @@ class Probe(gym.Env[Any, Any]):
     ) -> None:
         """Notes faults of results; ``previous``: the last observation and its digest."""
         facts, space = self._facts, probed.env.observation_space
-        names = "observation_space", "action_space"
-        for name, original in zip(names, probed.spaces, strict=True):
-            if original is not None and getattr(probed.env, name) != original:
-                facts.note_space(f"the {name} has become another one, {_shorten(space)}")
+        for name, original in probed.spaces.items():
+            now = getattr(probed.env, name)
+            if original is not None and now != original:
+                facts.note_space(f"the {name} has become another one, {_shorten(now)}")
         if not _contains(space, observation):
             cast = _cast_to_space(space, observation)
             if cast is not None and _contains(space, cast):
@@ -308,20 +307,16 @@ def _reporting(env: int, moment: str) -> Iterator[None]:
 
 def _actions(space: gym.Space[Any], seed: int) -> list[Any]:
     """Actions that depend on the seed alone, of a copy of the space where possible."""
-    space = _copy_spaces((space,))[0] or space
+    space = _copy_space(space) or space
     space.seed(seed)
     return [space.sample() for _ in range(_NUM_ACTIONS)]
 
 
-def _copy_spaces(spaces: Sequence[gym.Space[Any]]) -> list[gym.Space[Any] | None]:
-    """Copies of spaces; None for one that cannot be copied."""
-    copies: list[gym.Space[Any] | None] = []
-    for space in spaces:
-        try:
-            copies.append(copy.deepcopy(space))
-        except Exception:
-            copies.append(None)
-    return copies
+def _copy_space(space: gym.Space[Any]) -> gym.Space[Any] | None:
+    """A copy; None if the space cannot be copied."""
+    with suppress(Exception):
+        return copy.deepcopy(space)
+    return None
 
 
 def _generator_states() -> dict[str, bytes]:
