@@ -164,7 +164,7 @@ class Recovery:
         if self.policy.on_crash != "restart":
             raise error
         self._count("crashes", len(workers))
-        self._request_replacements(dict.fromkeys(workers, error))
+        self._request_replacements(workers, error)
 
     def _handle_timeout(self, overdue: Any) -> None:
         worker = self._worker_by_env[overdue.env]
@@ -179,11 +179,15 @@ class Recovery:
                 return
             if time.monotonic() < until:
                 return
+        self._request_replacements([worker], self._record_timeout(worker, error), error.env)
+
+    def _record_timeout(self, worker: int, error: EnvTimeoutError) -> EnvTimeoutError:
+        """Counts a timeout, and adds where the worker is; raises it if the policy says so."""
         error.add_stack_and_stderr(self._workers.stack(worker), self._workers.stderr_tail(worker))
         if self.policy.on_timeout == "raise":
             raise error
         self._count("timeouts")
-        self._request_replacements({worker: error}, error.env)
+        return error
 
     def _handle_failures(self) -> None:
         while self._ledger.pending_failures:
@@ -197,10 +201,11 @@ class Recovery:
             if failure.worker in self._replacements or not self._ledger.has_failed(failure.env):
                 self._ledger.remove_failure(failure)  # the replacement does the rest
             elif action == "restart":
-                self._request_replacements({failure.worker: failure}, failure.env)
+                self._request_replacements([failure.worker], failure, failure.env)
                 self._ledger.remove_failure(failure)
             else:
-                self._ledger.answer_failed(failure, self._record_fault(failure, "reset"))
+                fault = self._record_fault(failure, "reset", failure.worker, failure.env)
+                self._ledger.answer_failed(failure, fault)
 
     def _choose_action(self, failure: Failure) -> str:
         if failure.operation not in ("step", "reset", "info"):
@@ -224,7 +229,7 @@ class Recovery:
     def restart(self, envs: Iterable[int]) -> None:
         """Begins to restart the workers of envs, as the user has asked."""
         workers = sorted({self._worker_by_env[env] for env in envs}.difference(self._replacements))
-        self._request_replacements(dict.fromkeys(workers, "asked for by restart()"))
+        self._request_replacements(workers, "asked for by restart()")
         self._continue_replacements()
 
     def recycle(self, envs: Collection[int] | None) -> list[int]:
@@ -248,7 +253,7 @@ class Recovery:
             if steps < limit and not all(map(self._ledger.is_over, worker_envs)):
                 continue
             if links.is_idle(worker) and (envs is None or set(envs).issuperset(worker_envs)):
-                self._request_replacements({worker: f"recycled after {steps} steps"})
+                self._request_replacements([worker], f"recycled after {steps} steps")
             else:
                 postponed += worker_envs
         self._continue_replacements()
@@ -262,27 +267,30 @@ class Recovery:
             most = math.ceil(most * (worker + 1) / len(self._workers.ranges))
         return most * len(self._workers.ranges[worker])
 
-    def _request_replacements(self, causes: dict[int, Any], env: int | None = None) -> None:
-        are_many_crashes = len(causes) > 1 and all(
-            isinstance(cause, WorkerCrashError) for cause in causes.values()
-        )
-        if are_many_crashes:  # one line, because a line a worker would bury other messages
-            crash = next(iter(causes.values()))
-            log.warning("%s: %s; restart", type(crash).__name__, crash.summary)
-        for worker, cause in causes.items():
+    def _request_replacements(
+        self, workers: Sequence[int], cause: Cause, env: int | None = None
+    ) -> None:
+        is_logged = False
+        if isinstance(cause, WorkerCrashError) and len(workers) > 1:
+            is_logged = True  # one line, because a line a worker would bury other messages
+            log.warning("%s: %s; restart", type(cause).__name__, cause.summary)
+        for worker in workers:
             self._interrupts.pop(worker, None)
             first = self._workers.ranges[worker].start if env is None else env
-            fault = self._record_restart(cause, worker, first, logged=are_many_crashes)
-            if not self._replacements:
-                self._down_since = time.monotonic()
-            self._replacements[worker] = self._new_replacement(worker, fault)
+            self._request_replacement(worker, cause, first, is_logged=is_logged)
 
-    def _new_replacement(self, worker: int, fault: Fault) -> _Replacement:
-        """A replacement that is due after the backoff, which doubles with each recent fault."""
+    def _request_replacement(
+        self, worker: int, cause: Cause, env: int, *, is_logged: bool = False
+    ) -> None:
+        """Has a worker replaced after the backoff, which doubles with each recent fault."""
+        fault = self._record_fault(cause, "restart", worker, env, is_logged=is_logged)
         before, wait_s = len(self._recent_faults[worker]) - 1, 0.0
         if before > 0 and self.policy.backoff_s > 0:
             wait_s = min(self.policy.backoff_s * 2 ** (before - 1), _MAX_BACKOFF_S)
-        return _Replacement(fault, time.monotonic() + wait_s)
+        now = time.monotonic()
+        if not self._replacements:
+            self._down_since = now
+        self._replacements[worker] = _Replacement(fault, now + wait_s)
 
     def _continue_replacements(self) -> None:
         if not self._replacements:
@@ -354,20 +362,11 @@ class Recovery:
         first = workers.ranges[worker].start
         replacement.remaining_s -= min(now - self._last_look, _MAX_LOOK_INTERVAL_S)
         if cause is None and replacement.remaining_s < 0:
-            cause = self._start_timeout(worker, first)
+            error = EnvTimeoutError(first, "build", self.policy.reset_timeout or 0.0)
+            cause = self._record_timeout(worker, error)
         if cause is not None:
-            fault = self._record_restart(cause, worker, first)
             workers.end(worker)
-            self._replacements[worker] = self._new_replacement(worker, fault)
-
-    def _start_timeout(self, worker: int, env: int) -> EnvTimeoutError:
-        """The error for a worker that is not up in time; raised if the policy says so."""
-        error = EnvTimeoutError(env, "build", self.policy.reset_timeout or 0.0)
-        error.add_stack_and_stderr(self._workers.stack(worker), self._workers.stderr_tail(worker))
-        if self.policy.on_timeout == "raise":
-            raise error
-        self._count("timeouts")
-        return error
+            self._request_replacement(worker, cause, first)
 
     def _restart_resets(self, worker: int) -> Resets:
         """Seeds and options for the resets of a replacement's envs.
@@ -384,22 +383,14 @@ class Recovery:
             resets.append(None if seed is None and options is None else (seed, options))
         return Resets(resets, self._ledger.settings_of(worker))
 
-    def _record_restart(
-        self, cause: Cause, worker: int, env: int, *, logged: bool = False
-    ) -> Fault:
-        """Counts and logs a restart of a worker; raises if there were too many faults."""
-        self._restart_counts[worker] += 1
-        fault = self._record_fault(cause, "restart", worker, env, logged=logged)
-        self._count("restarts")
-        return fault
-
     def _record_fault(
-        self, cause: Cause, action: str, worker: int = -1, env: int = -1, *, logged: bool = False
+        self, cause: Cause, action: str, worker: int, env: int, *, is_logged: bool = False
     ) -> Fault:
         """Counts a fault, and logs it unless that was done; raises if there were too many."""
+        if action == "restart":
+            self._restart_counts[worker] += 1
         if isinstance(cause, Failure):
             kind, env = cause.type, cause.env
-            worker = self._worker_by_env[env]
             message = cause.summary.removeprefix(f"{kind}: ")
         elif isinstance(cause, str):
             kind, message = "Restart", cause
@@ -418,11 +409,10 @@ class Recovery:
         fault = Fault(env, worker, kind, message, action, time.time(), count, stderr, stack)
         if self.on_fault is not None:
             self.on_fault(fault)
-        if action == "reset":
-            self._count("resets")
+        self._count(f"{action}s")
         # A restart that the user or the policy has asked for is no reason to warn.
         level = logging.INFO if isinstance(cause, str) else logging.WARNING
-        if not logged:
+        if not is_logged:
             line = "env %d of worker %d: %s: %s; %s%s"
             log.log(level, line, env, worker, kind, message, action, details)
         if isinstance(cause, str):
