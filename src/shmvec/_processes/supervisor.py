@@ -201,17 +201,24 @@ class Supervisor:
         # The thread that copies stderr is ended before each fork. Pausing it ends it only once.
         pause_copying()
         for index in self._process_indices:
-            self._launch(index, self._add_process)
-            self._stderrs.append(WorkerStderr(self.channels[index], index, first_lines))
+            self._launch(index, first_lines)
             if index == 0 and shares_imports:
                 copy_stderr()
                 self._wait_for_first_imports()
                 pause_copying()
         copy_stderr()
 
-    def _add_process(self, process: Any, channel: Channel) -> None:
-        self.channels.append(channel)
-        self.processes.append(process)
+    def _launch(self, index: int, first_lines: dict[bytes, int] | None = None) -> None:
+        """Starts the process of a worker: the next one, or in place of an ended one."""
+        here = slice(index, index + 1)
+
+        def register(process: Any, channel: Channel) -> None:
+            self.channels[here], self.processes[here] = [channel], [process]
+
+        self._marks[index] = new_mark()
+        self._unended_families.add(index)
+        self._launcher.start(index, self._marks[index], register)
+        self._stderrs[here] = [WorkerStderr(self.channels[index], index, first_lines)]
 
     def _wait_for_first_imports(self) -> None:
         """Waits until the first worker reports what it has imported to build an env.
@@ -327,15 +334,10 @@ class Supervisor:
         if self.is_inline(index):
             self._inline_resets = resets
             return
-
-        def register(process: Any, channel: Channel) -> None:
-            self.channels[index], self.processes[index] = channel, process
-
         self._launching = index
         try:
             with explain_process_limits():
-                self._launch(index, register)
-                self._stderrs[index] = WorkerStderr(self.channels[index], index)
+                self._launch(index)
                 copy_stderr()
         finally:
             self._launching = -1
@@ -343,11 +345,6 @@ class Supervisor:
             self.end(index)
             raise ClosedEnvironmentError(_CLOSED_MESSAGE)
         self._pending_starts[index] = resets, HangWatch(self._hang_log, "has been starting")
-
-    def _launch(self, index: int, register: Callable[[Any, Channel], None]) -> None:
-        self._marks[index] = new_mark()
-        self._unended_families.add(index)
-        self._launcher.start(index, self._marks[index], register)
 
     def is_starting(self, index: int) -> bool:
         """Whether a worker's replacement was begun, and is not attached yet."""
