@@ -17,7 +17,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from multiprocessing import process as mp_process
 from pickle import loads
 from threading import RLock
 from typing import Any, cast
@@ -548,23 +547,23 @@ class Supervisor:
 
     def _raise_survivors(self, survivors: Sequence[int]) -> None:
         if survivors:
-            is_forbidden = not self.processes[survivors[0]].send_signal(0)
-            number = errno.EPERM if is_forbidden else errno.ETIMEDOUT
-            raise OSError(number, self._survivors_text(survivors))
+            raise self._survivors_error(survivors)
 
-    def _survivors_text(self, survivors: Sequence[int]) -> str:
+    def _survivors_error(self, survivors: Sequence[int]) -> OSError:
         which = ", ".join(
             f"worker {index} (process {self.processes[index].pid})" for index in survivors
         )
         if self.processes[survivors[0]].send_signal(0):
-            return (
+            return OSError(
+                errno.ETIMEDOUT,
                 f"{which} was killed and has not ended within {SIGKILL_TIMEOUT_S:g} s: it hangs in "
-                "the kernel, in a driver or a file system, and ends when that answers"
+                "the kernel, in a driver or a file system, and ends when that answers",
             )
-        return (
+        return OSError(
+            errno.EPERM,
             f"{which} has not ended within 2 s of being asked to. This process may not kill it, "
             "because its user has changed since it started the workers. The worker ends after its "
-            "step, or with this process. Close the vector env before the user is changed"
+            "step, or with this process. Close the vector env before the user is changed",
         )
 
     def _end_families(self, indices: Iterable[int]) -> None:
@@ -576,11 +575,15 @@ class Supervisor:
             self.processes[index].kill_group()
         self._unended_families -= parents
 
-    def _release(self, index: int) -> None:
+    def _release(self, index: int, *, runs_on: bool = False) -> None:
+        """Closes what belongs to a process that has ended, or runs on until this one ends."""
         self.channels[index].close()
         for stderr in self._stderrs[index : index + 1]:  # it may be missing: its pipe has failed
             stderr.close()
-        self.processes[index].release()
+        if runs_on:
+            self.processes[index].abandon()
+        else:
+            self.processes[index].release()
 
     def dismiss(self) -> None:
         """Tells workers that wait for the segment that there will be none."""
@@ -645,9 +648,9 @@ class Supervisor:
             if crashed:
                 log.warning("before all envs were closed: %s%s", self._exits_text(crashed), output)
             if survivors:
-                log.warning("%s", self._survivors_text(survivors))
+                log.warning("%s", self._survivors_error(survivors).strerror)
             for index in survivors:
-                self._abandon(index)
+                self._release(index, runs_on=True)
             self._close_descriptors()
             self.ended = True
             if self._inline_worker is not None:
@@ -712,15 +715,6 @@ class Supervisor:
             (index, self.ranges[index], self.processes[index].known_exitcode) for index in indices
         )
 
-    def _abandon(self, index: int) -> None:
-        """Closes what belongs to a process that runs on until this one ends."""
-        self.channels[index].close()
-        for stderr in self._stderrs[index : index + 1]:
-            stderr.close()
-        # Otherwise multiprocessing would wait for it when this process ends.
-        mp_process._children.discard(self.processes[index])  # type: ignore[attr-defined]
-        self.processes[index].close_pidfd()
-
     def _close_descriptors(self) -> None:
         self.alarms.close()
         for depot in self._depots:
@@ -736,7 +730,5 @@ class Supervisor:
         for _, channel in zip(self._process_indices, self.channels, strict=False):
             channel.close()
         self._close_descriptors()
-        # Otherwise multiprocessing would terminate daemonic processes when this one ends.
-        mp_process._children.difference_update(self.processes)  # type: ignore[attr-defined]
         for process in self.processes:
-            process.close_pidfd()
+            process.abandon()

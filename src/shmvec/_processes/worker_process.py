@@ -267,10 +267,11 @@ class WorkerProcess(process.BaseProcess):
         """Reaps the process, which has ended if it ever ran, and closes its pidfd."""
         if self._popen is not None:
             self.join()
-        self.close_pidfd()
+        self.abandon()
 
-    def close_pidfd(self) -> None:
-        """Closes this process's pidfd of it."""
+    def abandon(self) -> None:
+        """Closes its pidfd; when this process ends, multiprocessing does not wait for it."""
+        process._children.discard(self)  # type: ignore[attr-defined]
         if self._popen is not None:
             self._popen.release()
 
