@@ -141,8 +141,8 @@ class Supervisor:
         self.start_s = 0.0
         self.replacement_lock = RLock()
         self._launching = -1  # the worker whose process is being started in place of another
-        # Replacements whose process runs, but which are not attached yet, by worker.
-        self._pending_starts: dict[int, tuple[Resets, HangWatch]] = {}
+        # Workers that are not attached yet: what they reset their envs with, and the wait for them.
+        self._pending_starts: dict[int, tuple[Resets | None, HangWatch]] = {}
         self._stderrs: list[WorkerStderr] = []
         self._marks = [0] * len(self.ranges)  # of each worker's family
         self._unended_families: set[int] = set()  # workers whose families were not ended yet
@@ -307,9 +307,15 @@ class Supervisor:
             self._depots.append(Depot.create())
         for index in self._process_indices:
             self._send_attachment(index, attachment)
+            self._pending_starts[index] = None, HangWatch(self._hang_log, "has been starting")
         for index in self._process_indices:
-            self._receive_start_message(index)
-            self._attached[index] = True
+            while not self._attached[index]:
+                self.listen([index], _SLICE_S)
+                if self.stopped:
+                    raise ClosedEnvironmentError(_CLOSED_MESSAGE)
+                error = self.continue_replacement(index)
+                if isinstance(error, WorkerCrashError):
+                    raise error
         for stderr in self._stderrs:
             stderr.end_deduplication()
 
@@ -383,25 +389,6 @@ class Supervisor:
         if self._inline_worker is not None and self.is_inline(index):
             return self._inline_worker.is_up
         return self._attached[index]
-
-    def _receive_start_message(self, index: int) -> Any:
-        """Waits for the next message of a starting worker, whatever happens to the others.
-
-        Raises:
-            WorkerCrashError: The worker has died without a message.
-        """
-        starting = HangWatch(self._hang_log, "has been starting")
-        while True:
-            if self.stopped:
-                raise ClosedEnvironmentError(_CLOSED_MESSAGE)
-            message, lost = self._find_start_message(index)
-            if message is not None:
-                self.channels[index].take(0)
-                return self.unpack(message.content)
-            if lost:
-                raise self.crash_error([index])
-            self.listen([index], _SLICE_S)
-            starting.check([index], self._describe)
 
     def _find_start_message(self, index: int) -> tuple[Any, bool]:
         """The next message of a starting worker, or None; and whether no more can come."""
