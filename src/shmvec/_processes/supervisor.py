@@ -403,24 +403,17 @@ class Supervisor:
 
     def dead_workers(self) -> list[int]:
         """Workers that have ended, or whose channel is broken, except those being replaced."""
-        poll = select.poll()
-        pidfds = [
-            -1 if index in self._pending_starts else process.sentinel
-            for index, process in enumerate(self.processes)
-        ]
-        for pidfd in pidfds:
-            if pidfd >= 0:
+        poll, workers = select.poll(), dict[int, int]()  # by pidfd
+        for index, process in enumerate(self.processes):
+            pidfd = process.sentinel
+            if pidfd >= 0 and index not in self._pending_starts:
                 poll.register(pidfd, select.POLLIN)
-        ended = poll.poll(0)
-        if not ended and all(channel.broken is None for channel in self.channels):
-            return []
-        dead = {pidfd for pidfd, _ in ended}
+                workers[pidfd] = index
+        ended = {pidfd for pidfd, _ in poll.poll(0)}
         return [
             index
-            for index, pidfd, channel in zip(
-                self._process_indices, pidfds, self.channels, strict=False
-            )
-            if pidfd >= 0 and (pidfd in dead or channel.broken is not None)
+            for pidfd, index in workers.items()
+            if pidfd in ended or self.channels[index].broken is not None
         ]
 
     def listen(self, indices: Sequence[int], timeout: float) -> None:
