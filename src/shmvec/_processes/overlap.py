@@ -63,11 +63,10 @@ class Alarm:
         """Takes the alarm's descriptor, and what shows that the parent or the channel is gone."""
         self.parent_alive = parent_alive
         self._descriptor = descriptor
-        self._events = (parent, select.POLLIN), (channel, 0), (descriptor, select.POLLIN)
-        self._poll = select.poll()
-        for each, events in self._events:
-            self._poll.register(each, events)
-        self._epoll: select.epoll | None = None
+        self._epoll = select.epoll()
+        self._epoll.register(parent, select.EPOLLIN)
+        self._epoll.register(channel, 0)
+        self._epoll.register(descriptor, select.EPOLLIN)
 
     def ring(self) -> None:
         """Wakes the worker; any thread may call it."""
@@ -75,7 +74,7 @@ class Alarm:
 
     def doze(self) -> None:
         """Sleeps until it rings, or the parent or the channel is gone."""
-        self._poll.poll()
+        self._epoll.poll()
         self.silence()
 
     def silence(self) -> None:
@@ -85,10 +84,6 @@ class Alarm:
 
     def fileno(self) -> int:
         """A descriptor that is readable when ``doze`` would return at once."""
-        if self._epoll is None:
-            self._epoll = select.epoll()
-            for each, events in self._events:  # their numbers are the same for poll and epoll
-                self._epoll.register(each, events)
         return self._epoll.fileno()
 
 
