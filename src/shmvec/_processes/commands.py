@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 from shmvec._pickling import EMPTY_DICT, CopySource
@@ -103,29 +102,24 @@ def read_late(workers: Supervisor, index: int, content: Any) -> LateParts:
         OSError: This process has no room for it; the caller may retry.
         MemoryError: Likewise.
     """
-    late, error = _try_twice(partial(workers.unpack, content))
-    results = None
-    if error is None and late.results is not None:
-        results, error = _try_twice(partial(workers.collect, index, late.results))
-    if isinstance(error, (OSError, MemoryError)):
-        raise error
-    if error is not None:
-        raise UnreadableError(repr(error))
+
+    def read() -> tuple[LateParts, Any]:
+        late = workers.unpack(content)
+        return late, None if late.results is None else workers.collect(index, late.results)
+
+    try:
+        late, results = read()
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        try:
+            read()
+        except Exception:
+            raise UnreadableError(repr(error)) from None
+        raise  # it can be read: a signal's handler has raised this
     # A message that is not packed is the env's own object, and must be copied.
     messages = [
         (kind, env, deepcopy(message) if isinstance(message, dict) else message)
         for kind, env, message in late.messages
     ]
     return LateParts(messages, late.failures, results)
-
-
-def _try_twice(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Returns the result, or the exception if it comes twice; else a signal's handler raised it."""
-    try:
-        return read(), None
-    except Exception as error:
-        try:
-            read()
-        except Exception:
-            return None, error
-        raise
