@@ -296,7 +296,17 @@ class EnvHost:
     def run_command(self, sequence: int) -> list[Any]:
         """Receives a command and carries it out."""
         call = self.receive_command(sequence)
-        return self.pack_results(call, self._bind_call(call))
+
+        def run(i: int) -> Result:
+            assert self._loop is not None
+            index = self.first_env + i
+            self._loop.begin_call(index)
+            result = try_call(partial(call.run, self.envs[i], index))
+            self._loop.end_call(index)
+            end_forks()
+            return result
+
+        return self.pack_results(call, run)
 
     def receive_command(self, sequence: int) -> Call:
         """Receives a command."""
@@ -355,20 +365,6 @@ class EnvHost:
             self._loop.set_log(open_log(self._layout, memory, *sizes))
         else:
             self._loop.set_rollouts(self._layout.map_results(memory, *parts))
-
-    def _bind_call(self, call: Call) -> Callable[[int], Result]:
-        """A function that has the env of a place carry out a call."""
-
-        def run(i: int) -> Result:
-            assert self._loop is not None
-            index = self.first_env + i
-            self._loop.begin_call(index)
-            result = try_call(partial(call.run, self.envs[i], index))
-            self._loop.end_call(index)
-            end_forks()
-            return result
-
-        return run
 
     def pack_results(self, call: Call, run: Callable[[int], Result]) -> list[Any]:
         """A packed result or a Failure for each env; ``run`` has the env of a place do the call."""
