@@ -524,7 +524,8 @@ def test_a_fork_made_while_a_worker_is_restarted_leaves_it_alone(monkeypatch):
 
     with frail(2, num_workers=2) as envs:
         envs.reset(seed=1)
-        meanwhile(monkeypatch, supervisor, "HangWatch", 1, fork)  # it waits for the worker
+        # As it waits for the worker.
+        meanwhile(monkeypatch, supervisor.Supervisor, "continue_replacement", 1, fork)
         try:
             envs.restart([1])
         except BaseException as error:

@@ -16,14 +16,12 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
-import logging
-import math
 import os
 import re
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -32,15 +30,11 @@ from time import monotonic, sleep
 from shmvec._core import guard_handler, is_unhandled
 from shmvec._cores import descendant_ids, process_identity, process_ids, process_status
 from shmvec._memory.segment import memory_file, open_shared_memory
-from shmvec.faults import envs_in_words
 
 __all__ = [
     "CRASHING_VERSION",
     "MAX_LINES",
     "OWN_PATH",
-    "BusyWorker",
-    "HangLog",
-    "HangWatch",
     "Offer",
     "find_offer",
     "find_offers",
@@ -299,86 +293,3 @@ def _env_frames(written: str, whole: bool) -> str:
     if len(lines) > MAX_LINES and not whole:
         lines = [*lines[: MAX_LINES - 1], f"  and {len(lines) - MAX_LINES + 1} more"]
     return "\n".join(shorten_lines(lines)) or "(the main thread runs no Python code of an env's)"
-
-
-log = logging.getLogger("shmvec")
-
-_MAX_LOGGED = 4  # number of workers whose stacks are logged; the others are only named
-
-# A worker; the env that is busy and its operation ("step", "reset" or "call"), or None; seconds.
-BusyWorker = tuple[int, tuple[int, str] | None, float]
-# Returns where a worker is, in lines that follow a message.
-DescribeWorker = Callable[[int], str]
-
-
-class HangLog:
-    """Logs which workers of a vector env hang, and where."""
-
-    def __init__(self, after_s: float | None, ranges: Sequence[range]) -> None:
-        """Prepares to log them.
-
-        Args:
-            after_s: Seconds after which a worker counts as hanging; None: none does.
-            ranges: The envs of each worker.
-        """
-        self.after_s = after_s
-        self._ranges = ranges
-
-    def log_busy(self, hanging: Sequence[BusyWorker], doing: str, describe: DescribeWorker) -> None:
-        """Logs where workers that take too long to answer a command are."""
-        messages = []
-        for worker, at, seconds in hanging:
-            if at is None:
-                what = f"{self.describe(worker)} has not answered to {doing!r}"
-            else:
-                env, operation = at
-                what = f"env {env} of worker {worker} has been in {operation}()"
-            messages.append((worker, what, seconds))
-        self.log_hangs(messages, describe)
-
-    def describe(self, worker: int) -> str:
-        """A worker and its envs, in words."""
-        return f"worker {worker} ({envs_in_words(self._ranges[worker])})"
-
-    def log_hangs(
-        self, hanging: Sequence[tuple[int, str, float]], describe: DescribeWorker
-    ) -> None:
-        """Logs what workers are doing, for how many seconds, and where."""
-        lines = [
-            f"{what} for {seconds:.3g} s.{describe(worker)}\n"
-            for worker, what, seconds in hanging[:_MAX_LOGGED]
-        ]
-        others = ", ".join(str(worker) for worker, *_ in hanging[_MAX_LOGGED:])
-        if others:
-            lines.append(f"Workers {others} as well: python -m shmvec stacks PID says where.\n")
-        log.warning(
-            "%sThe wait goes on. hang_warning_s=%g sets when this is logged; 0: never.",
-            "".join(lines),
-            self.after_s,
-        )
-
-
-class HangWatch:
-    """A wait for workers to start or end; each that takes too long is logged once."""
-
-    def __init__(self, hang_log: HangLog, doing: str) -> None:
-        """Prepares the wait; ``doing`` says what the workers have been doing."""
-        self._hang_log = hang_log
-        self._doing = doing
-        self._wait_begins: dict[int, float] = {}  # by worker; inf: it was logged
-
-    def check(self, waiting: Iterable[int], describe: DescribeWorker) -> None:
-        """Logs which of these workers have been waited for too long, and where they are.
-
-        The wait for a worker begins with the first look at it.
-        """
-        if self._hang_log.after_s is None:
-            return
-        now, late = monotonic(), []
-        for worker in waiting:
-            seconds = now - self._wait_begins.setdefault(worker, now)
-            if seconds > self._hang_log.after_s:
-                late.append((worker, f"{self._hang_log.describe(worker)} {self._doing}", seconds))
-                self._wait_begins[worker] = math.inf
-        if late:
-            self._hang_log.log_hangs(late, describe)

@@ -35,13 +35,14 @@ from shmvec._processes.host import EnvFn
 from shmvec._processes.inline import InlineWorker
 from shmvec._processes.launcher import Launcher
 from shmvec._processes.output import WorkerStderr, copy_stderr, finish_copying, pause_copying
-from shmvec._processes.stacks import BusyWorker, HangLog, HangWatch, read_stack, waits_for_lock
+from shmvec._processes.stacks import read_stack, waits_for_lock
 from shmvec._processes.worker_process import SIGKILL_TIMEOUT_S
 from shmvec.faults import (
     Failure,
     WorkerCrashError,
     crash_error,
     describe_exits,
+    envs_in_words,
     note_failures,
     stack_section,
     stderr_section,
@@ -64,6 +65,7 @@ _FORK_LOCK_HINT = (
     "(it waits for a lock or a thread. If another thread of the program held that lock as this "
     "worker was forked, it stays locked; context='forkserver' starts workers without that)"
 )
+_MAX_LOGGED_HANGS = 4  # workers whose stacks are logged at once; the others are only named
 _REPLACEMENT_TIMEOUT_S = 10.0  # for a thread that replaces workers to notice their end
 
 
@@ -107,7 +109,7 @@ class Supervisor:
         Args:
             launcher: Starts the processes; None: there are none.
             ranges: The envs of each worker.
-            hang_warning_s: As for ``HangLog``.
+            hang_warning_s: Seconds after which a worker that is waited for is logged as hanging.
             caller_env_fns: The functions that make the caller's envs, if the caller is the last
                 worker; None: all workers are processes.
         """
@@ -131,7 +133,7 @@ class Supervisor:
         self.stopped = False
         self.processes: list[Any] = []
         self.channels: list[Any] = []
-        self._hang_log = HangLog(hang_warning_s, self.ranges)
+        self._hang_warning_s = hang_warning_s
         self._launcher = cast(Launcher, launcher)  # only used if there are processes
         self._owner_pid = os.getpid()
         # Both locks are reentrant: after Ctrl-C the call is retried, and a signal's handler may end
@@ -141,8 +143,9 @@ class Supervisor:
         self.start_s = 0.0
         self.replacement_lock = RLock()
         self._launching = -1  # the worker whose process is being started in place of another
-        # Workers that are not attached yet: what they reset their envs with, and the wait for them.
-        self._pending_starts: dict[int, tuple[Resets | None, HangWatch]] = {}
+        # Of workers that are not attached yet: what they reset their envs with, and since when they
+        # are waited for.
+        self._pending_starts: dict[int, tuple[Resets | None, dict[int, float]]] = {}
         self._stderrs: list[WorkerStderr] = []
         self._marks = [0] * len(self.ranges)  # of each worker's family
         self._unended_families: set[int] = set()  # workers whose families were not ended yet
@@ -260,11 +263,11 @@ class Supervisor:
             if isinstance(own, Failure):
                 is_interrupt = own.type in ("KeyboardInterrupt", "SystemExit")
                 end = time.monotonic() + (0.0 if is_interrupt else _OTHER_REPORTS_TIMEOUT_S)
-        building = HangWatch(self._hang_log, "has been building its envs")
+        since: dict[int, float] = {}
         try:
             while waiting and time.monotonic() < end:
                 self.listen(waiting, _SLICE_S)
-                building.check(waiting, self._describe)
+                self._log_late(waiting, since, "has been building its envs")
                 for index in list(waiting):
                     message, lost = self._find_start_message(index)
                     if message is not None:
@@ -307,7 +310,7 @@ class Supervisor:
             self._depots.append(Depot.create())
         for index in self._process_indices:
             self._send_attachment(index, attachment)
-            self._pending_starts[index] = None, HangWatch(self._hang_log, "has been starting")
+            self._pending_starts[index] = None, {}
         for index in self._process_indices:
             while not self._attached[index]:
                 self.listen([index], _SLICE_S)
@@ -349,7 +352,7 @@ class Supervisor:
         if self.stopped:  # by a signal's handler, whose `stop` may not have seen this worker
             self.end(index)
             raise ClosedEnvironmentError(_CLOSED_MESSAGE)
-        self._pending_starts[index] = resets, HangWatch(self._hang_log, "has been starting")
+        self._pending_starts[index] = resets, {}
 
     def is_starting(self, index: int) -> bool:
         """Whether a worker's replacement was begun, and is not attached yet."""
@@ -367,10 +370,10 @@ class Supervisor:
         if self._inline_worker is not None and self.is_inline(index):
             return self._inline_worker.replace(self._inline_resets, self.shared_descriptors)
         assert self._attachment is not None
-        resets, starting = self._pending_starts[index]
+        resets, since = self._pending_starts[index]
         message, lost = self._find_start_message(index)
         if message is None:
-            starting.check([index], self._describe)
+            self._log_late([index], since, "has been starting")
             return self.crash_error([index]) if lost else None
         report = self.unpack(message.content)
         if isinstance(report, Failure):
@@ -464,9 +467,57 @@ class Supervisor:
         stack = read_stack(pid)
         return f"{stack}\n{_FORK_LOCK_HINT}" if is_locked else stack
 
-    def log_hanging(self, hanging: Sequence[BusyWorker]) -> None:
-        """Logs where workers that take long to answer are."""
-        self._hang_log.log_busy(hanging, self.last_command, self._describe)
+    def log_hanging(self, hanging: Sequence[tuple[int, tuple[int, str] | None, float]]) -> None:
+        """Logs where workers are that take long to answer.
+
+        Args:
+            hanging: Each worker; its env that is busy and the operation, or None; and the seconds.
+        """
+        lines = []
+        for index, at, seconds in hanging:
+            if at is None:
+                doing = f"{self._name(index)} has not answered to {self.last_command!r}"
+            else:
+                doing = f"env {at[0]} of worker {index} has been in {at[1]}()"
+            lines.append((index, doing, seconds))
+        self._log_hangs(lines)
+
+    def _log_late(self, waiting: Iterable[int], since: dict[int, float], doing: str) -> None:
+        """Logs workers that a wait has taken too long for, each once.
+
+        Args:
+            waiting: The workers that are waited for.
+            since: When the wait for each began, which is noted here; inf: it was logged.
+            doing: What they have been doing.
+        """
+        if self._hang_warning_s is None:
+            return
+        now, late = time.monotonic(), []
+        for index in waiting:
+            seconds = now - since.setdefault(index, now)
+            if seconds > self._hang_warning_s:
+                late.append((index, f"{self._name(index)} {doing}", seconds))
+                since[index] = math.inf
+        if late:
+            self._log_hangs(late)
+
+    def _log_hangs(self, hanging: Sequence[tuple[int, str, float]]) -> None:
+        """Logs what workers have been doing, for how many seconds, and where they are."""
+        lines = [
+            f"{doing} for {seconds:.3g} s.{self._describe(index)}\n"
+            for index, doing, seconds in hanging[:_MAX_LOGGED_HANGS]
+        ]
+        others = ", ".join(str(index) for index, *_ in hanging[_MAX_LOGGED_HANGS:])
+        if others:
+            lines.append(f"Workers {others} as well: python -m shmvec stacks PID says where.\n")
+        log.warning(
+            "%sThe wait goes on. hang_warning_s=%g sets when this is logged; 0: never.",
+            "".join(lines),
+            self._hang_warning_s,
+        )
+
+    def _name(self, index: int) -> str:
+        return f"worker {index} ({envs_in_words(self.ranges[index])})"
 
     def _describe(self, index: int) -> str:
         return stack_section(self.stack(index)) + stderr_section({None: self.stderr_tail(index)})
@@ -658,9 +709,7 @@ class Supervisor:
         failures: list[Failure] = []
         waiting, stopped = list(indices), self.stopped
         deadline = None if timeout is None else time.monotonic() + timeout
-        closing = HangWatch(self._hang_log, "has been closing its envs")
-        running = "has closed its envs, but a thread or an exit hook has run on"
-        ending = HangWatch(self._hang_log, running)
+        closing_since, ending_since = dict[int, float](), dict[int, float]()
         for index in waiting:  # a stopped process must run to close its envs
             self.processes[index].send_signal(signal.SIGCONT)
         while waiting:
@@ -684,8 +733,10 @@ class Supervisor:
                     with contextlib.suppress(Exception):
                         failures += self.unpack(goodbye)
             closed = [each for each in waiting if self.channels[each].goodbye_content is not None]
-            ending.check(closed, self._describe)
-            closing.check([each for each in waiting if each not in closed], self._describe)
+            running = "has closed its envs, but a thread or an exit hook has run on"
+            self._log_late(closed, ending_since, running)
+            closing = [each for each in waiting if each not in closed]
+            self._log_late(closing, closing_since, "has been closing its envs")
             if remind is not None:
                 remind()
         return failures
