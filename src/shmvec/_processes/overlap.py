@@ -379,7 +379,7 @@ class EnvThread:
     def run(self, call: Callable[[], Any]) -> Any:
         """Queues a call, and waits for its result."""
         results: SimpleQueue[Result] = SimpleQueue()  # faster than a future
-        self._calls.put(partial(_put_result, results, call))
+        self._calls.put(lambda: results.put(try_call(call)))
         return unwrap(results.get())
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
@@ -396,19 +396,13 @@ class EnvThread:
 def _run_calls(calls: SimpleQueue[Callable[[], object] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
+        end_forks()
         del call  # so that its objects are freed before the next call comes
-
-
-def _put_result(results: SimpleQueue[Result], call: Callable[[], Any]) -> None:
-    result = try_call(call)
-    end_forks()
-    results.put(result)
 
 
 def _set_future(future: Future[Any], call: Callable[[], Any]) -> None:
     if future.set_running_or_notify_cancel():
         value, error = try_call(call)
-        end_forks()
         if error is None:
             future.set_result(value)
         else:
@@ -457,7 +451,7 @@ class EnvThreads(OverlappingExecutor):
 
     def _run_work(self, work: Work) -> None:
         value, error = try_call(work.function)
-        end_forks()
+        end_forks()  # before the alarm rings
         if error is None and inspect.isawaitable(value):
             if inspect.iscoroutine(value):
                 value.close()  # otherwise Python would warn that it was never awaited
