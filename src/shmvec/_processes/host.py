@@ -117,8 +117,8 @@ class EnvHost:
         self._first_copies: list[Any] = []  # one of each env, for hints
         self.executor = Executor()
         self._awaits = False  # whether an env has coroutine functions
-        self._loop: WorkerLoop | None = None
-        self._layout: Layout | None = None
+        self._loop: Any = None  # the WorkerLoop, while there is one
+        self._layout: Layout
 
     def build(
         self, env_fns: Sequence[EnvFn], first_built: Callable[[], None] = lambda: None
@@ -298,7 +298,6 @@ class EnvHost:
         call = self.receive_command(sequence)
 
         def run(i: int) -> Result:
-            assert self._loop is not None
             index = self.first_env + i
             self._loop.begin_call(index)
             result = try_call(partial(call.run, self.envs[i], index))
@@ -313,7 +312,6 @@ class EnvHost:
         packed, descriptors = self.mailbox.receive(sequence)
         name, payload = self.mailbox.unpack(packed)
         if name in ("rollout", "log", "eventfd"):
-            assert self._loop is not None
             if payload:
                 self._use_shared(name, payload, descriptors[0])
             else:
@@ -350,14 +348,12 @@ class EnvHost:
         """Has the loop use what was shared: memory, which is mapped here, or an eventfd."""
         nbytes, *parts = size
         if name == "eventfd":
-            assert self._loop is not None
             self._loop.set_eventfd(Descriptor(int, descriptor))
             return
         try:
             memory = MappedMemory(descriptor, nbytes)
         finally:
             os.close(descriptor)
-        assert self._loop is not None and self._layout is not None
         if name == "trace":
             self._loop.record(Recorder(memory, parts[0], parts[1], self.index, os.getpid()))
         elif name == "log":
@@ -385,7 +381,6 @@ class EnvHost:
     def misfit_error(self, env: int, what: str, value: Any, error: Exception) -> Exception:
         """The error for an observation or a reward that does not fit its space."""
         layout = self._layout
-        assert layout is not None
         space = layout.observation_space if what == "observation" else layout.reward_space
         assert space is not None
         misfit = misfit_error(env, space, value, error, name=what)
@@ -450,7 +445,6 @@ class EnvHost:
             if operation == "reset":
                 add_note(error, reset_hint(env, env_copy, error))
             elif operation == "step" and not isinstance(error, EnvTimeoutError):
-                assert self._loop is not None
                 add_note(error, action_hint(env, env_copy, self._loop.action_of(env)))
         return self._failure(env, operation, error)
 
