@@ -24,7 +24,7 @@ from typing import Any, cast
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec import _pickling
-from shmvec._core import Alarms, Channel, Segment, reap_marked
+from shmvec._core import Alarms, Channel, Descriptor, Segment, reap_marked
 from shmvec._cores import time_on_cores, usable_cores
 from shmvec._hints import explain_process_limits
 from shmvec._memory.parcels import Depot, Parcel
@@ -153,8 +153,8 @@ class Supervisor:
         self.alarms = Alarms()
         # Workers that are started later need these as well.
         self._depots: list[Depot] = []
-        self._attachment: Attachment | None = None
-        self._segment_descriptor = -1
+        self._attachment: Attachment
+        self._segment_descriptor = Descriptor(int, -1)
         self.shared_descriptors = SharedDescriptors()
 
     def is_inline(self, index: int) -> bool:
@@ -297,34 +297,34 @@ class Supervisor:
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Hands the segment to the workers and waits until all have attached."""
         with self._hold_off_stop():
-            self._segment_descriptor = os.dup(descriptor)  # `shmvec top` finds the segment by it
+            # `shmvec top` finds the segment by it.
+            self._segment_descriptor = Descriptor(os.dup, descriptor)
+            self._attachment = attachment
             if self._inline_worker is not None:
                 self._inline_worker.attach(attachment, segment)
-            if self._process_indices:
-                self._attach_processes(attachment)
-
-    def _attach_processes(self, attachment: Attachment) -> None:
-        self._attachment = attachment
-        self.alarms = Alarms(len(self._process_indices))
-        for _ in self._process_indices:
-            self._depots.append(Depot.create())
-        for index in self._process_indices:
-            self._send_attachment(index, attachment)
-            self._pending_starts[index] = None, {}
-        for index in self._process_indices:
-            while not self._attached[index]:
-                self.listen([index], _SLICE_S)
-                if self.stopped:
-                    raise ClosedEnvironmentError(_CLOSED_MESSAGE)
-                error = self.continue_replacement(index)
-                if isinstance(error, WorkerCrashError):
-                    raise error
-        for stderr in self._stderrs:
-            stderr.end_deduplication()
+            self.alarms = Alarms(len(self._process_indices))
+            for index in self._process_indices:
+                self._depots.append(Depot.create())
+                self._send_attachment(index, attachment)
+                self._pending_starts[index] = None, {}
+            for index in self._process_indices:
+                while not self._attached[index]:
+                    self.listen([index], _SLICE_S)
+                    if self.stopped:
+                        raise ClosedEnvironmentError(_CLOSED_MESSAGE)
+                    error = self.continue_replacement(index)
+                    if isinstance(error, WorkerCrashError):
+                        raise error
+            for stderr in self._stderrs:
+                stderr.end_deduplication()
 
     def _send_attachment(self, index: int, attachment: Attachment) -> None:
-        descriptors = [self._segment_descriptor, self.alarms[index], self._depots[index].descriptor]
-        descriptors += self.shared_descriptors.descriptors
+        descriptors = [
+            self._segment_descriptor.number,
+            self.alarms[index],
+            self._depots[index].descriptor,
+            *self.shared_descriptors.descriptors,
+        ]
         attachment = replace(attachment, shared=self.shared_descriptors.sizes)
         self.channels[index].put(0, self.pack(attachment), descriptors)
 
@@ -369,7 +369,6 @@ class Supervisor:
         """
         if self._inline_worker is not None and self.is_inline(index):
             return self._inline_worker.replace(self._inline_resets, self.shared_descriptors)
-        assert self._attachment is not None
         resets, since = self._pending_starts[index]
         message, lost = self._find_start_message(index)
         if message is None:
@@ -677,7 +676,11 @@ class Supervisor:
             survivors = self._terminate(range(len(self.processes)))
             finish_copying()
             if crashed:
-                log.warning("before all envs were closed: %s%s", self._exits_text(crashed), output)
+                exits = describe_exits(
+                    (index, self.ranges[index], self.processes[index].known_exitcode)
+                    for index in crashed
+                )
+                log.warning("before all envs were closed: %s%s", exits, output)
             if survivors:
                 log.warning("%s", self._survivors_error(survivors).strerror)
             for index in survivors:
@@ -741,18 +744,11 @@ class Supervisor:
                 remind()
         return failures
 
-    def _exits_text(self, indices: Iterable[int]) -> str:
-        return describe_exits(
-            (index, self.ranges[index], self.processes[index].known_exitcode) for index in indices
-        )
-
     def _close_descriptors(self) -> None:
         self.alarms.close()
         for depot in self._depots:
             depot.close()
-        descriptor, self._segment_descriptor = self._segment_descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._segment_descriptor.close()
         self.shared_descriptors.clear()
 
     def disown(self) -> None:
