@@ -145,6 +145,10 @@ def test_attributes_are_set_in_all_copies(kind):
             _, _, _, _, infos = envs.step([0, 0, 0])
             found = infos["extra"][infos["_extra"]] - np.flatnonzero(infos["_extra"])
             assert (found == 1).all()
+        envs.call("set_wrapper_attr", "extra", 7)  # as shmvec.aio does
+        for _ in range(20):
+            infos = envs.step([0, 0, 0])[4]
+            assert (infos["extra"][infos["_extra"]] == 7).all()
 
 
 @KINDS

@@ -179,6 +179,8 @@ class ThreadSpares(_Spares):
 
     def get_wrapper_attr(self, name: str) -> Any:
         """An attribute of the copy that plays; a method is called where the copy lives."""
+        if name == "set_wrapper_attr":
+            return self.set_wrapper_attr
         copy = self._current_copy
         value = copy.owner.run(partial(copy.env.get_wrapper_attr, name))
         if not callable(value):
@@ -239,6 +241,8 @@ class CoroutineSpares(_Spares):
 
     def get_wrapper_attr(self, name: str) -> Any:
         """An attribute of the copy that plays."""
+        if name == "set_wrapper_attr":
+            return self.set_wrapper_attr
         return self._current_copy.env.get_wrapper_attr(name)
 
     async def set_wrapper_attr(self, name: str, value: Any) -> None:
