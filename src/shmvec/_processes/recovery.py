@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
 
-from gymnasium.error import ClosedEnvironmentError
-
 from shmvec._core import DEAD, MESSAGE, OVERDUE, RAISED, Ledger
 from shmvec._processes.commands import UnreadableError, read_late
 from shmvec._processes.control import Resets
@@ -122,7 +120,7 @@ class Recovery:
             ClosedEnvironmentError: The vector env was closed meanwhile.
         """
         links = self._ledger.links
-        self._check_open()
+        self._workers.check_open()
         if event == MESSAGE:
             for worker in self._ledger.incomplete_workers:
                 self._receive_messages(worker)
@@ -150,7 +148,7 @@ class Recovery:
                 channel.fail(f"what came through it cannot be read ({error})")
                 return
             except Exception:
-                self._check_open()  # a signal's handler may have closed the vector env
+                self._workers.check_open()  # a signal's handler may have closed the vector env
                 raise
             ledger.deliver(worker, late.messages, late.failures, late.results)
             channel.take(sequence)
@@ -296,23 +294,19 @@ class Recovery:
         if not self._replacements:
             return
         with self._workers.replacement_lock:
-            self._check_open()
+            self._workers.check_open()
             try:
                 is_lost = self._ledger.is_lost
                 self._end_workers([each for each in self._replacements if not is_lost(each)])
                 for worker in list(self._replacements):
                     self._advance_replacement(worker)
             except Exception:
-                self._check_open()  # a signal's handler may have closed the vector env
+                self._workers.check_open()  # a signal's handler may have closed the vector env
                 raise
         now = time.monotonic()
         self._last_look = now
         if not self._replacements:
             self._count("restart_ns", int(1e9 * (now - self._down_since)))
-
-    def _check_open(self) -> None:
-        if self._workers.stopped:
-            raise ClosedEnvironmentError("The vector env was closed during this call.")
 
     def _end_workers(self, workers: list[int]) -> None:
         """Ends workers before their slots are reused, since a live worker could write there."""

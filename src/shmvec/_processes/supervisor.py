@@ -60,7 +60,6 @@ _SLICE_S = 0.05  # between two checks or reminders
 _FIRST_WORKER_TIMEOUT_S = 10.0  # for the first worker to build an env before others are started
 _CPU_CHECK_INTERVAL_S = 0.25  # between two checks whether the first worker is busy
 _BUSY_CPU_SHARE = 0.1  # of a core; a process that uses less is asleep
-_CLOSED_MESSAGE = "The vector env was closed during this call."
 _FORK_LOCK_HINT = (
     "(it waits for a lock or a thread. If another thread of the program held that lock as this "
     "worker was forked, it stays locked; context='forkserver' starts workers without that)"
@@ -161,6 +160,11 @@ class Supervisor:
         """Whether a worker is the caller, whose envs are in this process."""
         return index >= len(self._process_indices)
 
+    def check_open(self) -> None:
+        """Raises ClosedEnvironmentError if the workers were stopped, or are about to be."""
+        if self.stopped:
+            raise ClosedEnvironmentError("The vector env was closed during this call.")
+
     # ---- starting ----------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -190,8 +194,7 @@ class Supervisor:
             ClosedEnvironmentError: It was stopped before.
         """
         with self.replacement_lock:
-            if self.stopped:
-                raise ClosedEnvironmentError(_CLOSED_MESSAGE)
+            self.check_open()
             yield
 
     def _start_processes(self) -> None:
@@ -310,8 +313,7 @@ class Supervisor:
             for index in self._process_indices:
                 while not self._attached[index]:
                     self.listen([index], _SLICE_S)
-                    if self.stopped:
-                        raise ClosedEnvironmentError(_CLOSED_MESSAGE)
+                    self.check_open()
                     error = self.continue_replacement(index)
                     if isinstance(error, WorkerCrashError):
                         raise error
@@ -351,7 +353,7 @@ class Supervisor:
             self._launching = -1
         if self.stopped:  # by a signal's handler, whose `stop` may not have seen this worker
             self.end(index)
-            raise ClosedEnvironmentError(_CLOSED_MESSAGE)
+        self.check_open()
         self._pending_starts[index] = resets, {}
 
     def is_starting(self, index: int) -> bool:
