@@ -410,7 +410,7 @@ def test_a_restart_that_was_interrupted_is_gone_on_with_by_the_next(dies, monkey
     with frail(2, num_workers=2) as envs:
         envs.reset(seed=1)
         before = [process.pid for process in envs.exchange.processes]
-        meanwhile(monkeypatch, supervisor.Supervisor, "continue_replacement", 2, interrupted)
+        meanwhile(monkeypatch, supervisor.Supervisor, "continue_start", 2, interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.restart()
         if dies:  # what it has started already
@@ -450,7 +450,7 @@ def test_a_restart_that_was_interrupted_as_its_worker_had_closed_is_gone_on_with
 def test_a_restart_that_was_interrupted_as_its_worker_was_up_is_gone_on_with(workers, monkeypatch):
     with frail(2, num_workers=workers) as envs:
         envs.reset(seed=1)
-        go_on, built = supervisor.Supervisor.continue_replacement, itertools.count()
+        go_on, built = supervisor.Supervisor.continue_start, itertools.count()
 
         def interrupted_once(self, index):
             cause = go_on(self, index)
@@ -458,7 +458,7 @@ def test_a_restart_that_was_interrupted_as_its_worker_was_up_is_gone_on_with(wor
                 raise KeyboardInterrupt
             return cause
 
-        monkeypatch.setattr(supervisor.Supervisor, "continue_replacement", interrupted_once)
+        monkeypatch.setattr(supervisor.Supervisor, "continue_start", interrupted_once)
         with pytest.raises(KeyboardInterrupt):
             envs.restart([0])
         assert envs.step([1, 1])[3][0]
@@ -525,7 +525,7 @@ def test_a_fork_made_while_a_worker_is_restarted_leaves_it_alone(monkeypatch):
     with frail(2, num_workers=2) as envs:
         envs.reset(seed=1)
         # As it waits for the worker.
-        meanwhile(monkeypatch, supervisor.Supervisor, "continue_replacement", 1, fork)
+        meanwhile(monkeypatch, supervisor.Supervisor, "continue_start", 1, fork)
         try:
             envs.restart([1])
         except BaseException as error:

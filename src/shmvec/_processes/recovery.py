@@ -347,7 +347,7 @@ class Recovery:
                 if self.policy.reset_timeout is not None:
                     builds_s = self.policy.reset_timeout * len(workers.ranges[worker])
                     replacement.remaining_s = 2 * workers.start_s + builds_s
-            cause = workers.continue_replacement(worker)
+            cause = workers.continue_start(worker)
         if workers.is_up(worker):
             self._ledger.revive(worker, replacement.fault)
             return

@@ -314,7 +314,7 @@ class Supervisor:
                 while not self._attached[index]:
                     self.listen([index], _SLICE_S)
                     self.check_open()
-                    error = self.continue_replacement(index)
+                    error = self.continue_start(index)
                     if isinstance(error, WorkerCrashError):
                         raise error
             for stderr in self._stderrs:
@@ -335,7 +335,7 @@ class Supervisor:
         return results if self.is_inline(index) else self._depots[index].collect(results)
 
     def begin_replacement(self, index: int, resets: Resets) -> None:
-        """Begins to start a worker in place of an ended one; `continue_replacement` does the rest.
+        """Begins to start a worker in place of an ended one; `continue_start` does the rest.
 
         Args:
             index: The worker.
@@ -357,11 +357,11 @@ class Supervisor:
         self._pending_starts[index] = resets, {}
 
     def is_starting(self, index: int) -> bool:
-        """Whether a worker's replacement was begun, and is not attached yet."""
+        """Whether a worker was started, and is not attached yet."""
         return index in self._pending_starts
 
-    def continue_replacement(self, index: int) -> Failure | WorkerCrashError | None:
-        """Takes the next step of a replacement, if it can be taken, and waits for nothing.
+    def continue_start(self, index: int) -> Failure | WorkerCrashError | None:
+        """Takes the next step of a worker's start, if it can be taken, and waits for nothing.
 
         Once the worker has built its envs, it is sent the segment; once it has attached, it is up.
 
