@@ -53,7 +53,6 @@ __all__ = [
     "add_options_to_docstring",
     "end_installed",
     "exchange_settings",
-    "merge_time_limits",
     "with_signature_of",
     "takes_options",
     "environment_variable",
@@ -65,7 +64,6 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 _LONGEST_LIMIT_S = 1e9  # the nanoseconds of a longer one do not fit into 64 bits
 _ASSUMED_NUM_ENVS = 1 << 20  # for the checks of `install`, when the number is not known yet
-_TIME_LIMITS = ("step_timeout", "reset_timeout")
 # The last arguments came with Gymnasium 1.1 (autoreset_mode) and 1.4 (semaphore).
 NUM_WORKER_ARGUMENTS = len(inspect.signature(_async_worker).parameters)
 
@@ -240,15 +238,6 @@ def _checked_caller_steps(caller_steps: Any, settings: Settings) -> bool:
     return bool(caller_steps) and settings.num_workers > 0
 
 
-def _refuse_caller_steps(name: str, settings: Settings) -> None:
-    """Raises ValueError where the caller steps envs, which the option ``name`` cannot reach."""
-    if settings.caller_steps:
-        raise ValueError(
-            f"{name} is for worker processes, and with caller_steps=True some envs are in the "
-            "calling one: leave one of them out"
-        )
-
-
 def _checked_overlap(overlap: Any, settings: Settings) -> int | str | None:
     """The number of a worker's envs that may be busy at once, or "auto"."""
     if overlap is None:
@@ -272,10 +261,15 @@ def _checked_spare_envs(spare_envs: Any, settings: Settings) -> int:
     return count
 
 
-def _refuse_without_processes(name: str, settings: Settings) -> None:
+def _refuse_without_processes(name: str, settings: Settings, why: str = "") -> None:
+    """Raises ValueError where the caller steps envs, which the option ``name`` cannot reach."""
     if settings.num_workers == 0:
-        raise ValueError(f"{name} is for worker processes, and num_workers=0 has none")
-    _refuse_caller_steps(name, settings)
+        raise ValueError(f"{name} needs worker processes, and num_workers=0 has none{why}")
+    if settings.caller_steps:
+        raise ValueError(
+            f"{name} is for worker processes, and with caller_steps=True some envs are in the "
+            "calling one: leave one of them out"
+        )
 
 
 def _refuse_without_loop(name: str, settings: Settings) -> None:
@@ -308,32 +302,22 @@ def _checked_faults(faults: Any, _: Settings) -> FaultPolicy:
         return FaultPolicy()
     if not isinstance(faults, FaultPolicy):
         raise TypeError(f"faults must be a shmvec.FaultPolicy, got {faults!r}")
-    for name in _TIME_LIMITS:
-        checked_seconds(name, getattr(faults, name))
     return faults
 
 
-def merge_time_limits(name: str, limit: float | None, other: float | None) -> float | None:
-    """Returns a time limit that may be given as an option, in a FaultPolicy, or in both."""
-    if limit is not None and other is not None and limit != other:
-        raise ValueError(f"{name} is given twice: {limit}, and {other} in the FaultPolicy")
-    return other if limit is None else limit
-
-
 def _time_limit(name: str) -> Check:
-    """Returns the check of a time limit."""
+    """Returns the check of a time limit: an option, or in the FaultPolicy, or both."""
 
     def check(value: Any, settings: Settings) -> float | None:
         policy_limit = getattr(settings.faults, name)
-        limit = checked_seconds(name, merge_time_limits(name, value, policy_limit))
+        if value is not None and policy_limit is not None and value != policy_limit:
+            raise ValueError(
+                f"{name} is given twice: {value}, and {policy_limit} in the FaultPolicy"
+            )
+        limit = checked_seconds(name, policy_limit if value is None else value)
         if limit is None:
             return None
-        if settings.num_workers == 0:
-            raise ValueError(
-                f"{name} needs worker processes: with num_workers=0 the envs run in this process, "
-                "and nothing could interrupt them"
-            )
-        _refuse_caller_steps(name, settings)
+        _refuse_without_processes(name, settings, ": nothing could interrupt an env in this one")
         return limit if limit <= _LONGEST_LIMIT_S else None
 
     return check
@@ -359,11 +343,7 @@ def _checked_preload(preload: Any, _: Settings) -> list[str]:
 def _checked_worker_environ(worker_environ: Any, settings: Settings) -> list[dict[str, str]]:
     if worker_environ is None:
         return [{} for _ in range(settings.num_workers)]
-    if settings.num_workers == 0:
-        raise ValueError(
-            "worker_environ is for worker processes, and num_workers=0 has none: set os.environ"
-        )
-    _refuse_caller_steps("worker_environ", settings)
+    _refuse_without_processes("worker_environ", settings, ": set os.environ")
     is_constant = isinstance(worker_environ, Mapping)
     environs = []
     for worker in range(settings.num_workers):
