@@ -18,7 +18,6 @@ import stat
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from secrets import token_hex
 
@@ -53,7 +52,7 @@ def reserve_segment(nbytes: int) -> int:
     """Reserves the memory of a segment; see :func:`reserve_memory`."""
     total, free = _shm_size()
     leaves_half = free - nbytes >= total // 2
-    makers = partial(_make_memfd, SEGMENT_NAME), partial(_make_block, SEGMENT_NAME, nbytes)
+    makers = partial(memory_file, SEGMENT_NAME), partial(_make_block, SEGMENT_NAME, nbytes)
     return _reserve(nbytes, makers[::-1] if leaves_half else makers)
 
 
@@ -70,12 +69,7 @@ def reserve_memory(nbytes: int) -> int:
         OSError: There is not that much memory; the message has the numbers.
     """
     make_block = partial(_make_block, _MEMORY_NAME, nbytes)
-    return _reserve(nbytes, (partial(_make_memfd, _MEMORY_NAME), make_block))
-
-
-def memory_file(name: str = _MEMORY_NAME) -> int:
-    """A descriptor of shared memory without any pages yet, whose size can be set."""
-    return _make_memfd(name)
+    return _reserve(nbytes, (memory_file, make_block))
 
 
 def seal_size(descriptor: int) -> None:
@@ -140,7 +134,8 @@ def _reserve(nbytes: int, makers: Sequence[Callable[[], int]]) -> int:
     raise _no_room_error(nbytes) from reason
 
 
-def _make_memfd(name: str) -> int:
+def memory_file(name: str = _MEMORY_NAME) -> int:
+    """A memfd without any pages yet, whose size can be set."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.fchmod(descriptor, 0o600)
     return descriptor
@@ -156,12 +151,8 @@ def _make_block(name: str, nbytes: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     name = f"{name}-{token_hex(8)}"
     try:
-        if sys.version_info >= (3, 13):
-            block = SharedMemory(name, create=True, size=nbytes, track=False)
-            with contextlib.closing(block):
-                return os.dup(block._fd)  # type: ignore[attr-defined]
-        # Before Python 3.13 SharedMemory would start a process, the resource tracker, to remove a
-        # name that no longer exists by then. This does the same without it.
+        # As SharedMemory does, which before Python 3.13 would also start a process, the resource
+        # tracker, to remove a name that no longer exists by then.
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR
         descriptor: int = _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
         return descriptor
