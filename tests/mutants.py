@@ -302,8 +302,8 @@ MISTAKES = r"""
 
 = options-are-shared src/shmvec/exchange.py fed951c
   evaluations are exact :: test_evaluation.py
--        ledger.reset(indices, seeds, prepare_copies(workers, options), **flags)
-+        ledger.reset(indices, seeds, options, **flags)
+-            ledger.reset(indices, seeds, prepare_copies(workers, options), **flags)
++            ledger.reset(indices, seeds, options, **flags)
 
 = two-of-one-number src/shmvec/evaluation/suite.py f9df31c
   each env of a suite has its number :: test_suites.py

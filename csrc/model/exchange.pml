@@ -163,7 +163,7 @@ inline record(w)
 #endif
 
 /* caller.pyx: step, and the like.  What is asked of a worker that is being replaced would be lost:
- * exchange.py: _wait_for_workers. */
+ * exchange.py: _prepare. */
 inline ask()
 {
     calls++;

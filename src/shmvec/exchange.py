@@ -322,9 +322,7 @@ class Exchange(OwnsProcesses):
             AlreadyPendingCallError: The call ``name`` would mix with another one.
         """
         self._check_pending(name, within, alone=True)
-        ledger, _ = self._discard_abandoned()
-        self._wait_for_workers(envs)
-        return ledger
+        return self._prepare(envs)[0]
 
     def _env_indices(self, envs: npt.ArrayLike | None) -> Envs:
         if type(envs) is np.ndarray and envs.dtype == np.intp and envs.flags.c_contiguous:
@@ -336,13 +334,17 @@ class Exchange(OwnsProcesses):
             return self._all_envs[:0]
         return checked_env_ids(envs, self.num_envs)
 
-    def _wait_for_workers(self, envs: npt.ArrayLike | None, deadline: float | None = None) -> Envs:
-        """Waits until the workers of envs are up; returns the envs' indices."""
+    def _prepare(
+        self, envs: npt.ArrayLike | None, deadline: float | None = None
+    ) -> tuple[Ledger, Supervisor, Envs]:
+        """Discards abandoned answers, and waits until the workers of envs are up."""
+        self._discard_abandoned(deadline)
         indices = self._env_indices(envs)
+        ledger, workers = self._require_open()
         # A request to a worker that is being replaced would be lost.
-        if self._require_open()[0].links.down and not self._wait(WORKERS_UP, indices, deadline):
+        if ledger.links.down and not self._wait(WORKERS_UP, indices, deadline):
             raise multiprocessing.TimeoutError("timed out: a worker is still being replaced")
-        return indices
+        return ledger, workers, indices
 
     @exclusive
     def ask(
@@ -376,9 +378,7 @@ class Exchange(OwnsProcesses):
         """
         ledger = self._ledger
         if ledger is None or self.guard.abandoned or ledger.links.down:
-            deadline = _deadline(timeout)
-            ledger, _ = self._discard_abandoned(deadline)
-            envs = self._wait_for_workers(envs, deadline)
+            ledger, _, envs = self._prepare(envs, _deadline(timeout))
         elif envs is not None:
             envs = self._env_indices(envs)
         ledger.step(envs, actions, frame, together)
@@ -406,10 +406,8 @@ class Exchange(OwnsProcesses):
         Raises:
             Exception: As :meth:`ask`. Nothing was sent.
         """
-        deadline = _deadline(timeout)
-        self._discard_abandoned(deadline)
         together = envs is None
-        self._ask_reset(envs, seeds, options, deadline, together=together, repeat=repeat)
+        self._ask_reset(envs, seeds, options, _deadline(timeout), together=together, repeat=repeat)
 
     def _ask_reset(
         self,
@@ -419,11 +417,9 @@ class Exchange(OwnsProcesses):
         deadline: float | None = None,
         **flags: bool,
     ) -> None:
-        ledger, workers = self._require_open()
-        indices = self._wait_for_workers(envs, deadline)
-        if not len(indices):
-            return
-        ledger.reset(indices, seeds, prepare_copies(workers, options), **flags)
+        ledger, workers, indices = self._prepare(envs, deadline)
+        if len(indices):
+            ledger.reset(indices, seeds, prepare_copies(workers, options), **flags)
 
     def set_reset_options(self, options: Options, envs: npt.ArrayLike | None = None) -> None:
         """See :meth:`shmvec.ShmVectorEnv.set_reset_options`."""
@@ -479,8 +475,7 @@ class Exchange(OwnsProcesses):
         deadline: float | None = None,
     ) -> None:
         """Asks envs for a "call" (name, args, kwargs) or to "set_attr" (name, {env: value})."""
-        ledger, workers = self._discard_abandoned(deadline)
-        indices = self._wait_for_workers(envs, deadline)
+        ledger, workers, indices = self._prepare(envs, deadline)
         if not len(indices):
             return
         ledger.check(indices)
@@ -541,13 +536,17 @@ class Exchange(OwnsProcesses):
             return Answers(indices, *results)
         return Answers(indices, *results, *rest)
 
-    def _take_all(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
+    def _take_all(self, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
         """Takes all envs in flight; returns results of all envs, and raises what they raise."""
         self._wait()
-        envs, results, rest = ledger.take(None, -1, gather, True, arrays)
+        envs, results, rest = self._require_open()[0].take(None, -1, gather, True, arrays)
         if rest is not None:
             self._add_reports(envs, results[-1], *rest[:2])
         return results  # type: ignore[no-any-return]
+
+    def _take_reset(self, gather: Any) -> tuple[Any, Any]:
+        infos = self._take_all(gather, arrays=False)[-1]
+        return self._frames.observe(), infos
 
     def _wait_for_count(
         self, ledger: Ledger, count: int, least: int | None, deadline: float | None
@@ -715,10 +714,9 @@ class Exchange(OwnsProcesses):
         Raises:
             Exception: As :meth:`step`.
         """
-        ledger = self.settle("reset_async", envs)
+        self._check_pending("reset_async", alone=True)
         self._ask_reset(envs, seeds, options, together=True)
-        infos = self._take_all(ledger, gather, arrays=False)[-1]
-        return self._frames.observe(), infos
+        return self._take_reset(gather)
 
     @round_trip
     def call(
@@ -858,10 +856,8 @@ class Exchange(OwnsProcesses):
             Exception: As :meth:`ask`, :meth:`ask_reset` and :meth:`call`.
         """
         self._check_pending(f"{pending.value}_async", alone=True)
-        ledger, _ = self._discard_abandoned()
         if pending.value == "step":
-            self._wait_for_workers(None)
-            ledger.step(None, arguments[0])
+            self._prepare(None)[0].step(None, arguments[0])
         elif pending.value == "reset":
             self._ask_reset(*arguments, together=True)
         else:
@@ -893,7 +889,6 @@ class Exchange(OwnsProcesses):
                 f"Calling `{operation}_wait` without any prior call to `{operation}_async`.",
                 operation,
             )
-        ledger, _ = self._require_open()
         if timeout is not None and not self._wait(deadline=_deadline(timeout)):
             raise multiprocessing.TimeoutError(
                 f"The call to `{operation}_wait` has timed out after {timeout} second(s)."
@@ -901,9 +896,8 @@ class Exchange(OwnsProcesses):
         if operation == "call":
             return self._take_results(self._pending_envs)
         if operation == "reset":
-            infos = self._take_all(ledger, gather, arrays=False)[-1]
-            return self._frames.observe(), infos
-        results = self._take_all(ledger, gather)
+            return self._take_reset(gather)
+        results = self._take_all(gather)
         if self.recycles:
             self._recycle(None)
         return results
@@ -1078,18 +1072,17 @@ class Exchange(OwnsProcesses):
         Raises:
             Exception: As :meth:`take`.
         """
-        ledger, workers = self._discard_abandoned()
-        self._wait(WORKERS_UP, self._all_envs)
-        ledger.check(self._all_envs)
+        ledger, workers, envs = self._prepare(None)
+        ledger.check(envs)
         payloads = dict.fromkeys(range(len(workers.ranges)), workers.pack((name, size)))
         if descriptor is None:
             workers.shared_descriptors.drop(name)
         else:
             workers.shared_descriptors.put(name, size, descriptor)
         workers.last_command = name
-        ledger.command(self._all_envs, payloads, [] if descriptor is None else [descriptor])
+        ledger.command(envs, payloads, [] if descriptor is None else [descriptor])
         # A worker that died instead of answering gets the memory at its restart.
-        self._take_all(ledger, None, arrays=False)
+        self._take_all(None, arrays=False)
 
     # ---- a log of steps ----------------------------------------------------------------------
 
