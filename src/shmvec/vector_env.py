@@ -742,17 +742,17 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     def _recv(self, count: int, min_envs: int | None, timeout: float | None) -> StepResults:
         exchange = self._exchange
         assert exchange is not None
+        if exchange.pending is not None:
+            exchange.check_pending("recv")
+        if exchange.recycles:
+            exchange.recycle()
         if self._order_replay is not None:
-            answers = self._take_replayed(self._order_replay, timeout)
+            answers = self._order_replay.take(exchange, timeout, self)
         else:
             if self._batch_timeout is not None and min_envs is None:
                 timeout = self._wait_for_full_batch(count, timeout)
                 least = self._min_batch_size
                 min_envs = None if least is None else min(least, count)
-            if exchange.pending is not None:
-                exchange.check_pending("recv")
-            if exchange.recycles:
-                exchange.recycle()
             answers = exchange.take(None, count, min_envs, timeout, self)
         if answers.failures:
             exchange.raise_failures(answers.failures)
@@ -769,14 +769,6 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         begin = time.monotonic()
         self.exchange.wait_for(count, limit)
         return None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
-
-    def _take_replayed(self, replay: OrderReplay, timeout: float | None) -> Answers:
-        exchange = self.exchange
-        exchange.check_pending("recv")
-        exchange.recycle()
-        answers = exchange.take(replay.batch(exchange), timeout=timeout, gather=self)
-        replay.batches += 1
-        return answers
 
     def release(self, array: npt.NDArray[Any]) -> None:
         """Ends the lease of a batch that :meth:`recv` returned as views: workers may write to it.
@@ -952,37 +944,37 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
 
 class OrderReplay:
-    """A recorded order of batches, and how far it has been repeated.
-
-    Attributes:
-        batches: Number of batches taken; the caller adds one for each.
-    """
+    """A recorded order of batches, and how far it has been repeated."""
 
     def __init__(self, order: Iterable[npt.ArrayLike]) -> None:
         """Takes what ``record_order`` noted: the envs of each batch."""
-        self.batches = 0
         self._order = iter(order)
-        self._batch: tuple[int, npt.NDArray[np.intp]] | None = None
+        self._num_taken = 0
+        self._batch: npt.NDArray[np.intp] | None = None  # the next one, once it was tried
 
-    def batch(self, exchange: Exchange) -> npt.NDArray[np.intp]:
-        """The envs of the next batch; the same ones until it was taken.
+    def take(self, exchange: Exchange, timeout: float | None, gather: Any) -> Answers:
+        """Takes the next batch, which stays the next one if the time is up.
 
         Raises:
             ValueError: There is no next batch; or not all of its envs are in flight. The next call
                 goes on with the batch after it.
         """
-        if self._batch is None or self._batch[0] != self.batches:
+        if self._batch is None:
             try:
-                envs = np.ascontiguousarray(next(self._order), np.intp)
+                self._batch = np.ascontiguousarray(next(self._order), np.intp)
             except StopIteration:
-                raise ValueError(f"replay_order is over: it holds {self.batches} batches") from None
-            self._batch = self.batches, envs
-        envs = self._batch[1]
-        if not all(exchange.in_flight(env) for env in envs.tolist()):
-            self.batches += 1
+                raise ValueError(
+                    f"replay_order is over: it holds {self._num_taken} batches"
+                ) from None
+        envs = self._batch
+        fits = all(map(exchange.in_flight, envs.tolist()))
+        answers = exchange.take(envs, timeout=timeout, gather=gather) if fits else None
+        self._batch = None
+        self._num_taken += 1
+        if answers is None:
             raise ValueError(
-                f"replay_order does not fit: batch {self.batches - 1} has envs {envs.tolist()}, "
+                f"replay_order does not fit: batch {self._num_taken - 1} has envs {envs.tolist()}, "
                 f"and not all of them are in flight (in all, {exchange.num_in_flight} envs are). "
                 "Ask envs in the same order as in the recorded run"
             )
-        return envs
+        return answers
