@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -20,8 +19,7 @@ __all__ = [
     "Envs",
     "Options",
     "select_actions",
-    "automatic_options",
-    "automatic_seeds",
+    "check_automatic_options",
     "checked_batch_size",
     "checked_count",
     "checked_env_fns",
@@ -257,38 +255,23 @@ def reset_arguments(
     else:
         envs = np.arange(num_envs, dtype=np.intp)
 
-    length = None if env_id is None else len(envs)
-    values_of = partial(_values_of, envs, num_envs, length)
-    return envs, values_of(checked_seeds, seed), values_of(checked_options, options)
+    def of_envs(check: Callable[[Any, int], list[Any] | None], values: Any) -> list[Any] | None:
+        if env_id is not None and isinstance(values, (list, tuple, np.ndarray)):
+            return check(values, len(envs))
+        each = check(values, num_envs)
+        return None if each is None else [each[env] for env in envs]
+
+    return envs, of_envs(checked_seeds, seed), of_envs(checked_options, options)
 
 
-def _values_of(
-    envs: Envs,
-    num_envs: int,
-    length: int | None,
-    check: Callable[[Any, int], list[Any] | None],
-    values: Any,
-) -> list[Any] | None:
-    """The values of these envs; a list has ``length`` values, or ``num_envs`` if that is None."""
-    if length is not None and isinstance(values, (list, tuple, np.ndarray)):
-        return check(values, length)
-    each = check(values, num_envs)
-    return None if each is None else [each[env] for env in envs]
-
-
-def automatic_options(
-    num_envs: int, options: Any, env_id: npt.ArrayLike | None
-) -> tuple[list[int], list[Any]]:
-    """Envs, and the options of each one's automatic resets.
+def check_automatic_options(options: Any) -> None:
+    """Checks options of automatic resets: the same for all envs, or a list.
 
     Raises:
-        TypeError: Options are no dict; or ``env_id`` is not of integers.
-        ValueError: The list has another length than there are envs; there is no such env; or there
-            is a mask in the options.
+        TypeError: Options are no dict.
+        ValueError: There is a mask in the options.
     """
-    envs = existing_env_ids(env_id, num_envs)
-    each = _values_of(envs, num_envs, len(envs), checked_options, options)
-    for one in each or ():
+    for one in options if isinstance(options, (list, tuple)) else [options]:
         if one is not None and not isinstance(one, dict):
             raise TypeError(f"options must be a dict, a list of them, or None, got {one!r}")
         if one is not None and "reset_mask" in one:
@@ -296,21 +279,6 @@ def automatic_options(
                 "options['reset_mask'] chooses envs for reset(), not for automatic resets: choose "
                 "these by env_id"
             )
-    return envs.tolist(), each or [None] * len(envs)
-
-
-def automatic_seeds(
-    num_envs: int, seeds: Any, env_id: npt.ArrayLike | None
-) -> tuple[list[int], list[int | None]]:
-    """Envs, and the seed of each one's next automatic reset.
-
-    Raises:
-        TypeError: A seed is no integer; or ``env_id`` is not of integers.
-        ValueError: The list has another length than there are envs, or there is no such env.
-    """
-    envs = existing_env_ids(env_id, num_envs)
-    each = _values_of(envs, num_envs, len(envs), checked_seeds, seeds)
-    return envs.tolist(), each or [None] * len(envs)
 
 
 # ---- values for envs -----------------------------------------------------------------------------

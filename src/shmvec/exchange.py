@@ -32,11 +32,11 @@ from gymnasium.spaces import Box
 from shmvec._arguments import (
     Envs,
     Options,
-    automatic_options,
-    automatic_seeds,
+    check_automatic_options,
     checked_env_fns,
     checked_env_ids,
     existing_env_ids,
+    reset_arguments,
 )
 from shmvec._autoreset import Autoreset, AutoresetMode
 from shmvec._core import (
@@ -424,15 +424,18 @@ class Exchange(OwnsProcesses):
     def set_reset_options(self, options: Options, envs: npt.ArrayLike | None = None) -> None:
         """See :meth:`shmvec.ShmVectorEnv.set_reset_options`."""
         ledger, workers = self._check_autoreset("set_reset_options", "options")
-        indices, each = automatic_options(self.num_envs, options, envs)
-        ledger.set_automatic(indices, None, prepare_copies(workers, each))
+        check_automatic_options(options)
+        chosen, _, each = reset_arguments(self.num_envs, None, options, envs)
+        each = prepare_copies(workers, each or [None] * len(chosen))
+        ledger.set_automatic(chosen.tolist(), None, each)
 
     def set_reset_seeds(
         self, seeds: int | Sequence[int | None] | None, envs: npt.ArrayLike | None = None
     ) -> None:
         """See :meth:`shmvec.ShmVectorEnv.set_reset_seeds`."""
         ledger, _ = self._check_autoreset("set_reset_seeds", "seed")
-        ledger.set_automatic(*automatic_seeds(self.num_envs, seeds, envs))
+        chosen, each, _ = reset_arguments(self.num_envs, seeds, None, envs)
+        ledger.set_automatic(chosen.tolist(), each or [None] * len(chosen))
 
     def _check_autoreset(self, name: str, argument: str) -> tuple[Ledger, Supervisor]:
         if not self.autoreset.by_worker:
