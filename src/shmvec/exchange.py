@@ -306,14 +306,14 @@ class Exchange(OwnsProcesses):
 
     # ---- asking ------------------------------------------------------------------------------
 
-    def _discard_abandoned(self, deadline: float | None = None) -> tuple[Ledger, Supervisor]:
-        """Waits for abandoned answers and discards them; returns the ledger and the workers."""
-        ledger, workers = self._require_open()
+    def _discard_abandoned(self, deadline: float | None = None) -> Ledger:
+        """Waits for abandoned answers and discards them."""
+        ledger, _ = self._require_open()
         if self.guard.abandoned and not self._discard(ledger, deadline):
             raise multiprocessing.TimeoutError(
                 "timed out: envs have not yet answered a call that was interrupted"
             )
-        return ledger, workers
+        return ledger
 
     def settle(self, name: str, envs: npt.ArrayLike | None = None, within: Any = None) -> Ledger:
         """Returns the ledger, once the workers of envs are up and no env is in flight.
@@ -528,7 +528,7 @@ class Exchange(OwnsProcesses):
         deadline = None if timeout is None else _deadline(timeout)
         ledger = self._ledger
         if ledger is None or self.guard.abandoned:
-            ledger, _ = self._discard_abandoned(deadline)
+            ledger = self._discard_abandoned(deadline)
         if count is None:
             count, envs = -1, None if envs is None else self._env_indices(envs)
             self._wait_for_answers(envs, deadline)
@@ -544,7 +544,7 @@ class Exchange(OwnsProcesses):
         self._wait()
         envs, results, rest = self._require_open()[0].take(None, -1, gather, True, arrays)
         if rest is not None:
-            self._add_reports(envs, results[-1], *rest[:2])
+            self.delivered(Answers(envs, *results, *rest))
         return results  # type: ignore[no-any-return]
 
     def _take_reset(self, gather: Any) -> tuple[Any, Any]:
@@ -583,7 +583,7 @@ class Exchange(OwnsProcesses):
             Exception: As :meth:`take`, except TimeoutError.
         """
         deadline = _deadline(timeout)
-        ledger, _ = self._discard_abandoned(deadline)
+        ledger = self._discard_abandoned(deadline)
         self._wait(min(count, ledger.num_in_flight), deadline=deadline)
         ready: int = ledger.num_ready
         return ready + len(ledger.caller_failures)
@@ -595,7 +595,7 @@ class Exchange(OwnsProcesses):
         Raises:
             Exception: As :meth:`take`.
         """
-        ledger, _ = self._discard_abandoned()
+        ledger = self._discard_abandoned()
         while True:
             missing = [ledger.num_missing(group) for group in groups]
             if 0 in missing:
@@ -690,7 +690,8 @@ class Exchange(OwnsProcesses):
         if rest is not None and rest[1]:
             self.raise_failures(rest[1])
         if self.recycles:
-            self._recycle(None)
+            with self._close_on_crash():
+                self._recovery.recycle(None)
         if last:
             self._frames.copy_back_from_rollout()
 
@@ -901,8 +902,7 @@ class Exchange(OwnsProcesses):
         if operation == "reset":
             return self._take_reset(gather)
         results = self._take_all(gather)
-        if self.recycles:
-            self._recycle(None)
+        self.end_step(None, last=False)
         return results
 
     def drop(self, pending: Any) -> None:
@@ -1006,12 +1006,9 @@ class Exchange(OwnsProcesses):
             The envs of due workers that were not restarted, because some of their envs are in
             flight, or not named.
         """
-        return self._recycle_exclusively(envs) if self.recycles else ()
+        return self._recycle(envs) if self.recycles else ()
 
     @exclusive
-    def _recycle_exclusively(self, envs: Collection[int] | None) -> Collection[int]:
-        return self._recycle(envs)
-
     def _recycle(self, envs: Collection[int] | None) -> Collection[int]:
         with self._close_on_crash():
             return self._recovery.recycle(envs)
@@ -1041,17 +1038,12 @@ class Exchange(OwnsProcesses):
         Raises:
             Exception: As :meth:`raise_failures`.
         """
-        self._add_reports(answers.envs, answers.infos, answers.reports, answers.failures)
+        if answers.failures:
+            self.raise_failures(answers.failures)
+        if isinstance(answers.infos, list):  # else they were added as infos were gathered
+            for env, report in answers.reports.items():
+                answers.infos[answers.envs.tolist().index(env)].update(report.info)
         return answers
-
-    def _add_reports(
-        self, envs: Envs, infos: Any, reports: dict[int, Report], failures: list[Failure]
-    ) -> None:
-        if failures:
-            self.raise_failures(failures)
-        if isinstance(infos, list):  # else the reports were added as infos were gathered
-            for env, report in reports.items():
-                infos[envs.tolist().index(env)].update(report.info)
 
     # ---- rollouts ----------------------------------------------------------------------------
 
