@@ -87,8 +87,7 @@ class ActionRows:
     def __init__(self, space: gym.Space[Any], num_envs: int) -> None:
         """Makes room for one action of each env."""
         layout = Layout(space, space, num_envs, action_messages=not has_fixed_size(space))
-        place = sequential_placer(lambda offset, shape, dtype: np.zeros(shape, dtype))
-        self._codec: Codec = layout._actions(place, _construct)
+        self._codec: Codec = layout._actions(np.zeros, _construct)
 
     def of(self, envs: npt.NDArray[np.intp], actions: Any) -> list[Any]:
         """One action for each of these envs.
@@ -180,11 +179,7 @@ class Layout:
     def _value_nbytes(self, space: gym.Space[Any]) -> int:
         if not has_fixed_size(space):
             return _ASSUMED_VALUE_BYTES
-        layout = replace(
-            self, observation_space=space, num_envs=1, observation_messages=False,
-            action_messages=True, final_observations=False, num_blocks=0,
-        )  # fmt: skip
-        return layout.nbytes
+        return replace(self, observation_space=space)._observations_nbytes(1)
 
     def attach(self, segment: Segment) -> Slabs:
         """The slabs of a segment that was made with this layout's ``nbytes``."""
