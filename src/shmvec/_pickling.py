@@ -163,18 +163,13 @@ def dumps(
 
 
 class CopySource:
-    """A value of which each env gets a copy, so that no env can change another env's.
+    """A value of which each env gets a copy, so that no env can change another env's."""
 
-    Attributes:
-        empty: Whether the value is an empty dict.
-    """
-
-    __slots__ = ("_pickled", "empty")
+    __slots__ = ("_pickled",)
 
     def __init__(self, value: Any) -> None:
         """Pickles the value; raises what that raises."""
         self._pickled = dumps(value)
-        self.empty = type(value) is dict and not value
 
     def take(self) -> Any:
         """A new copy."""

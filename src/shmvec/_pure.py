@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
@@ -30,19 +31,16 @@ _MISSING_FEATURES = (
     "partial batches (batch_size=, send, recv), rollouts, Replay, Pipeline, evaluate, fault "
     "policies and time limits, stats, planning, aio, adapters, clusters and `python -m shmvec`"
 )
-_warned = False
 
 
+@cache  # it does not keep that the warning was an error
 def _warn_once() -> None:
-    global _warned
-    if not _warned:
-        warnings.warn(
-            f"{needs_linux('shmvec')}. Here ShmVectorEnv is as fast as AsyncVectorEnv (or "
-            f"SyncVectorEnv, with num_workers=0). Missing are {_MISSING_FEATURES}. A script needs "
-            "`if __name__ == '__main__':` if its processes are spawned, as on macOS and Windows",
-            stacklevel=4,
-        )
-        _warned = True  # not reached if the warning is an error
+    warnings.warn(
+        f"{needs_linux('shmvec')}. Here ShmVectorEnv is as fast as AsyncVectorEnv (or "
+        f"SyncVectorEnv, with num_workers=0). Missing are {_MISSING_FEATURES}. A script needs "
+        "`if __name__ == '__main__':` if its processes are spawned, as on macOS and Windows",
+        stacklevel=4,
+    )
 
 
 def _refuse_option(name: str) -> Check:
