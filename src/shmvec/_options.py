@@ -72,7 +72,7 @@ WorkerEnviron: TypeAlias = Mapping[str, str] | Callable[[int], Mapping[str, str]
 
 
 class Settings(SimpleNamespace):
-    """The checked options of a vector env, each by its name, and ``num_envs``."""
+    """Checked options by name, ``num_envs``, and what an Exchange is given besides."""
 
     @property
     def method(self) -> str:

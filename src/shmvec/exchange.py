@@ -200,13 +200,9 @@ class Exchange(OwnsProcesses):
         self.autoreset = settings.autoreset
         if may_step_over is None:
             may_step_over = self.autoreset.by_worker
-        self._ledger_options = (
-            num_buffers,
-            bool(may_step_over),
-            in_ranges,
-            hold_batches,
-            vector_rewards,
-        )
+        settings.num_buffers, settings.hold_batches = num_buffers, hold_batches
+        settings.may_step_over, settings.in_ranges = may_step_over, in_ranges
+        settings.vector_rewards = vector_rewards
         self._pending_envs: Envs | None = None  # of the pending call; None: all
         self._all_envs = np.arange(self.num_envs, dtype=np.intp)
 
@@ -255,9 +251,8 @@ class Exchange(OwnsProcesses):
 
     def _start(self, workers: Supervisor) -> None:
         """Takes the workers' reports, makes the segment and sends it to them."""
-        num_buffers, may_step_over, in_ranges, hold_batches, vector_rewards = self._ledger_options
         try:
-            agreement = agree(workers, self._settings, self._name, num_buffers, vector_rewards)
+            agreement = agree(workers, self._settings, self._name)
         except BaseException:
             workers.dismiss()
             workers.stop(10.0)  # there is no segment yet: the workers only close their envs
@@ -267,15 +262,7 @@ class Exchange(OwnsProcesses):
         self.single_action_space, self.action_space = agreement.spaces[2:]
         self.metadata, self.render_mode = agreement.metadata, agreement.render_mode
         with explain_process_limits():
-            assembly = assemble(
-                workers,
-                self._settings,
-                agreement,
-                self.guard,
-                may_step_over,
-                in_ranges,
-                hold_batches,
-            )
+            assembly = assemble(workers, self._settings, agreement, self.guard)
         assembly.links.insight().options = advised_bits(self._settings)
         self.layout = agreement.layout
         self._links, self._frames, self._ledger = assembly.links, assembly.frames, assembly.ledger

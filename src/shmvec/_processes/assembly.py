@@ -83,17 +83,13 @@ def make_supervisor(env_fns: Sequence[EnvFn], settings: Settings, name: str) -> 
     return Supervisor(launcher, ranges, settings.hang_warning_s, own)
 
 
-def agree(
-    workers: Supervisor, settings: Settings, name: str, num_buffers: int, vector_rewards: bool
-) -> Agreement:
+def agree(workers: Supervisor, settings: Settings, name: str) -> Agreement:
     """Waits for the workers' reports, and derives what all envs share.
 
     Args:
         workers: The workers, which were started.
         settings: The options.
         name: The name of the vector env's class, for messages.
-        num_buffers: Frames of results for batches that are views; 0: all are copies.
-        vector_rewards: Whether rewards may have more than one number.
 
     Raises:
         Exception: An env_fn has raised it; or the spaces are not compatible.
@@ -113,11 +109,11 @@ def agree(
         settings.autoreset.in_step,
         reward_space=_agree_on_reward_space(_spaces_by_env(workers.ranges, built, "reward_space")),
     )
-    if not vector_rewards:
+    if not settings.vector_rewards:
         refuse_reward_space(layout.reward_space, name)
-    leasing = num_buffers > 0 and not (settings.copy or layout.observation_messages)
+    leasing = settings.num_buffers > 0 and not (settings.copy or layout.observation_messages)
     # If faults are handled, an env whose results are lost returns its previous ones.
-    num_frames = (num_buffers if leasing else 1) + int(not settings.faults.raises)
+    num_frames = (settings.num_buffers if leasing else 1) + int(not settings.faults.raises)
     layout = replace(layout, num_frames=num_frames)
     # Texts are copied also out of blocks, so they do not count.
     if (
@@ -162,13 +158,7 @@ def _num_blocks(nbytes: int) -> int:
 
 
 def assemble(
-    workers: Supervisor,
-    settings: Settings,
-    agreement: Agreement,
-    guard: Guard,
-    may_step_over: bool,
-    in_ranges: bool,
-    hold_batches: int | None,
+    workers: Supervisor, settings: Settings, agreement: Agreement, guard: Guard
 ) -> Assembly:
     """Makes the segment, has the workers attach, and makes the parent's side.
 
@@ -210,10 +200,17 @@ def assemble(
         hang_after=settings.hang_warning_s,
     )
     frames = Frames(
-        slabs.results, settings.copy, agreement.leasing, mends, slabs.blocks, hold_batches
+        slabs.results, settings.copy, agreement.leasing, mends, slabs.blocks, settings.hold_batches
     )
     ledger = Ledger(
-        links, frames, slabs, autoreset, workers.pack, workers.unpack, may_step_over, in_ranges
+        links,
+        frames,
+        slabs,
+        autoreset,
+        workers.pack,
+        workers.unpack,
+        settings.may_step_over,
+        settings.in_ranges,
     )
     return Assembly(links, frames, ledger)
 
