@@ -262,21 +262,22 @@ class Exchange(OwnsProcesses):
         self.single_action_space, self.action_space = agreement.spaces[2:]
         self.metadata, self.render_mode = agreement.metadata, agreement.render_mode
         with explain_process_limits():
-            assembly = assemble(workers, self._settings, agreement, self.guard)
-        assembly.links.insight().options = advised_bits(self._settings)
+            ledger = assemble(workers, self._settings, agreement, self.guard)
+        links = ledger.links
+        links.insight().options = advised_bits(self._settings)
         self.layout = agreement.layout
-        self._links, self._frames, self._ledger = assembly.links, assembly.frames, assembly.ledger
+        self._links, self._frames, self._ledger = links, ledger.frames, ledger
         self._recovery: Recovery = Recovery(
             self.policy,
             self._settings.recycle_after,
-            assembly.ledger,
+            ledger,
             workers,
-            assembly.links.count_fault,
+            links.count_fault,
         )
         self.tracing: Any = SimpleNamespace(
             guard=self.guard,
             workers=workers,
-            links=assembly.links,
+            links=links,
             recovery=self._recovery,
             trace=lambda: None,
         )

@@ -33,7 +33,7 @@ from shmvec._processes.supervisor import Supervisor
 from shmvec.faults import Failure, raise_failures
 from shmvec.spaces import refuse_reward_space
 
-__all__ = ["Agreement", "Assembly", "agree", "agree_on_spaces", "assemble", "make_supervisor"]
+__all__ = ["Agreement", "agree", "agree_on_spaces", "assemble", "make_supervisor"]
 
 
 _INFO_BYTES_PER_ENV = 4096
@@ -62,15 +62,6 @@ class Agreement:
     render_mode: str | None
     layout: Layout
     leasing: bool
-
-
-@dataclass
-class Assembly:
-    """The objects through which an exchange reaches its workers."""
-
-    links: Links
-    frames: Frames
-    ledger: Ledger
 
 
 def make_supervisor(env_fns: Sequence[EnvFn], settings: Settings, name: str) -> Supervisor:
@@ -157,9 +148,7 @@ def _num_blocks(nbytes: int) -> int:
     return affordable if affordable >= 2 else 0
 
 
-def assemble(
-    workers: Supervisor, settings: Settings, agreement: Agreement, guard: Guard
-) -> Assembly:
+def assemble(workers: Supervisor, settings: Settings, agreement: Agreement, guard: Guard) -> Ledger:
     """Makes the segment, has the workers attach, and makes the parent's side.
 
     Raises:
@@ -202,7 +191,7 @@ def assemble(
     frames = Frames(
         slabs.results, settings.copy, agreement.leasing, mends, slabs.blocks, settings.hold_batches
     )
-    ledger = Ledger(
+    return Ledger(
         links,
         frames,
         slabs,
@@ -212,7 +201,6 @@ def assemble(
         settings.may_step_over,
         settings.in_ranges,
     )
-    return Assembly(links, frames, ledger)
 
 
 def _has_wrappers() -> bool:
