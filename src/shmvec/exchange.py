@@ -1059,7 +1059,7 @@ class Exchange(OwnsProcesses):
         ledger.check(envs)
         payloads = dict.fromkeys(range(len(workers.ranges)), workers.pack((name, size)))
         if descriptor is None:
-            workers.shared_descriptors.drop(name)
+            workers.shared_descriptors.pop(name, None)
         else:
             workers.shared_descriptors.put(name, size, descriptor)
         workers.last_command = name

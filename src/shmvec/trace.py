@@ -138,7 +138,7 @@ class Trace:
             self._switch.turn_off()
         if tracing.trace() is self:
             tracing.links.record(None)
-            tracing.workers.shared_descriptors.drop("trace")
+            tracing.workers.shared_descriptors.pop("trace", None)
             tracing.recovery.on_fault = None
             tracing.trace = _no_trace
         self._memory = self._switch = None

@@ -161,34 +161,22 @@ def _make_block(name: str, nbytes: int) -> int:
             os.unlink(f"{_SHM_FOLDER}/{name}")
 
 
-class SharedDescriptors:
-    """What was shared with the workers, for workers that are started later."""
-
-    def __init__(self) -> None:
-        """Begins empty."""
-        self._by_name: dict[str, tuple[tuple[int, ...], Descriptor]] = {}
+class SharedDescriptors(dict[str, tuple[tuple[int, ...], Descriptor]]):
+    """What was shared with the workers, by name, for workers that are started later."""
 
     def put(self, name: str, size: tuple[int, ...], descriptor: int) -> None:
         """Keeps a copy of a descriptor under a name, in place of any earlier one."""
-        self._by_name[name] = size, Descriptor(os.dup, descriptor)
-
-    def drop(self, name: str) -> None:
-        """Discards the descriptor of a name."""
-        self._by_name.pop(name, None)
-
-    def clear(self) -> None:
-        """Discards all descriptors."""
-        self._by_name.clear()
+        self[name] = size, Descriptor(os.dup, descriptor)
 
     @property
     def sizes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """The name and size of each; a size is its bytes, then the sizes of its content."""
-        return tuple((name, size) for name, (size, _) in self._by_name.items())
+        return tuple((name, size) for name, (size, _) in self.items())
 
     @property
     def descriptors(self) -> list[int]:
         """The descriptors, in the same order."""
-        return [descriptor.number for _, descriptor in self._by_name.values()]
+        return [descriptor.number for _, descriptor in self.values()]
 
 
 def _no_room_error(nbytes: int) -> OSError:
