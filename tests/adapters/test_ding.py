@@ -456,11 +456,6 @@ def test_ready_imgs_with_a_render_mode():
         frames = envs.ready_imgs
         assert sorted(frames) == [0, 1]
         assert (frames[1] == 11).all() and frames[0].shape == (2, 3, 3)
-        assert same(dict(envs.ready_imgs("rgb_array")), dict(frames))
-        with pytest.raises(ValueError, match="render_mode='depth_array'"):
-            envs.ready_imgs("depth_array")
-        with pytest.raises(ValueError, match="one of"):
-            envs.ready_imgs("human")
         envs.step({0: END, 1: END})
         assert envs.ready_imgs.keys() == {0, 1}
     with manager(env_fns=obedient(2, render_mode="depth_array")) as envs:

@@ -30,7 +30,7 @@ from shmvec.adapters.ding._config import (
     config_of,
     seeds_by_env,
 )
-from shmvec.adapters.ding._env import FRAME_MODES, DiscreteRows, to_gymnasium_space
+from shmvec.adapters.ding._env import DiscreteRows, to_gymnasium_space
 from shmvec.adapters.ding._machine import (
     BaseEnvTimestep,
     EnvState,
@@ -223,21 +223,15 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         return self._wait_for_ready()
 
     @property
-    def ready_imgs(self) -> Frames:
-        """A frame of each env that is ready: ``{env_id: array}``.
+    def ready_imgs(self) -> dict[int, Any]:
+        """A frame of each env that is ready, ``{env_id: array}``; waits for all envs in flight.
 
-        ``manager.ready_imgs`` has "rgb_array" frames, ``manager.ready_imgs("depth_array")`` others.
-        The envs must have been made with this render_mode. Waits for all envs in flight.
+        The envs must have been made with ``render_mode="rgb_array"``.
         """
-        return Frames(self._frames)
-
-    def _frames(self, render_mode: str) -> dict[int, Any]:
-        if render_mode not in FRAME_MODES:
-            raise ValueError(f"render_mode must be one of {FRAME_MODES}, got {render_mode!r}")
         machine = self._require_machine()
         machine.wait_for_all()
         ready = self.ready_env
-        return dict(zip(ready, machine.call(ready, "render_frame", render_mode), strict=True))
+        return dict(zip(ready, machine.call(ready, "render_frame"), strict=True))
 
     def random_action(self) -> dict[int, Any]:
         """A sample of the action space for each env that is ready."""
@@ -446,19 +440,6 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         return self._require_machine().call(range(self.env_num), "call_method", name, args, kwargs)
-
-
-class Frames(dict[int, Any]):
-    """Frames by env; a call returns frames of another render mode."""
-
-    def __init__(self, render: Callable[[str], dict[int, Any]]) -> None:
-        """Renders all envs; ``render`` takes a render mode."""
-        super().__init__(render("rgb_array"))
-        self._render = render
-
-    def __call__(self, render_mode: str = "rgb_array") -> dict[int, Any]:
-        """The frames of this mode."""
-        return self._render(render_mode)
 
 
 class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):

@@ -32,7 +32,6 @@ from shmvec.exchange import HostedEnv
 from shmvec.faults import Failure
 
 NOTE_KEY = "shmvec.adapters.ding"  # the key of notes in infos
-FRAME_MODES = ("rgb_array", "depth_array")
 _PLAIN_INT, _ARRAY_0D, _ARRAY_1D = range(3)  # forms of a number
 
 
@@ -176,16 +175,16 @@ class ManagedEnv(HostedEnv):
         """Calls a method of the env."""
         return super().get_wrapper_attr(name)(*args, **kwargs)
 
-    def render_frame(self, mode: str) -> Any:
+    def render_frame(self) -> Any:
         """The env's frame."""
         render_mode = getattr(self.env, "render_mode", None)
-        if render_mode not in (mode, f"{mode}_list"):
+        if render_mode not in ("rgb_array", "rgb_array_list"):
             raise ValueError(
-                f"env {self._index} cannot render {mode!r}: it was made with "
-                f"render_mode={render_mode!r}; make it with render_mode={mode!r}"
+                f"env {self._index} cannot render 'rgb_array': it was made with "
+                f"render_mode={render_mode!r}; make it with render_mode='rgb_array'"
             )
         frames = self.env.render()
-        return frames[-1] if render_mode != mode and isinstance(frames, list) else frames
+        return frames[-1] if isinstance(frames, list) else frames
 
     # ---- resets ------------------------------------------------------------------------------
 
