@@ -1,7 +1,8 @@
-"""Helpers of several adapters: delegated attributes, ends of episodes, a step in flight."""
+"""Helpers of several adapters: a step in flight, attributes, classes, ends of episodes."""
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,19 @@ waiting_property = property(
 def delegate(to: str, name: str) -> Any:
     """A property that returns the attribute or method ``name`` of the attribute ``to``."""
     return property(lambda self: getattr(getattr(self, to), name), doc=f"``{to}.{name}``.")
+
+
+def register_as(kind: type[Any], *names: str) -> None:
+    """Registers a class with the system's abstract classes that are imported, for ``isinstance``.
+
+    Args:
+        kind: The class.
+        *names: Names of the abstract classes, as "module:class".
+    """
+    for name in names:
+        module, _, abstract_class = name.partition(":")
+        if module in sys.modules:
+            getattr(sys.modules[module], abstract_class).register(kind)
 
 
 def split_final_info(infos: list[Any], env: int) -> tuple[Any, dict[str, Any]]:

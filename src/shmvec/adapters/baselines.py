@@ -10,7 +10,6 @@ itself is not needed.
 from __future__ import annotations
 
 import multiprocessing
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -18,10 +17,9 @@ from typing import Any, TypeAlias
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium.error import ClosedEnvironmentError
 
 from shmvec._arguments import checked_count, checked_env_fns, checked_options, checked_seeds
-from shmvec.adapters._shared import STEP, split_final_info, waiting_property
+from shmvec.adapters._shared import STEP, register_as, split_final_info, waiting_property
 from shmvec.exchange import AutoresetMode, Options, OwnsProcesses
 from shmvec.rendering import Viewer, checked_frames, tile_images
 from shmvec.spaces import batched, refuse_reward_space
@@ -173,7 +171,7 @@ class SubprocVecEnv(OwnsProcesses):
         self._exchange = envs.exchange
         self.reset_infos: list[dict[str, Any]] = [{} for _ in functions]
         self.terminal_observations: list[Any] = [None] * self.num_envs
-        _register_with_baselines()
+        register_as(SubprocVecEnv, "baselines.common.vec_env:VecEnv")
 
     waiting = waiting_property
 
@@ -197,7 +195,6 @@ class SubprocVecEnv(OwnsProcesses):
                 None: the envs' random generators continue.
             options: Passed to every env's ``reset``; of a list, each env gets its own.
         """
-        self._check_open("reset")
         seeds, each = checked_seeds(seed, self.num_envs), checked_options(options, self.num_envs)
         self._exchange.drop(STEP)
         observations, self.reset_infos = self._exchange.reset(None, seeds, each)
@@ -212,17 +209,12 @@ class SubprocVecEnv(OwnsProcesses):
         """
         self._check_idle("step_async")
         if isinstance(actions, list):
-            if len(actions) != self.num_envs:
-                raise ValueError(
-                    f"wrong actions: there are {len(actions)} for {self.num_envs} envs. Nothing "
-                    "was sent to any env."
-                )
             actions = batched(self.action_space, actions)
         self._exchange.begin(STEP, actions)
 
     def step_wait(self) -> StepResults:
         """See ``VecEnv.step_wait``; rewards are float64, dones bool, infos a tuple of dicts."""
-        self._check_open("step_wait")
+        self._exchange.check_open()
         if not self.waiting:
             raise NotSteppingError
         observations, rewards, terminations, truncations, infos = self._exchange.finish(STEP)
@@ -281,21 +273,7 @@ class SubprocVecEnv(OwnsProcesses):
         finally:
             self.vector_env.close(timeout=timeout, terminate=timed_out)
 
-    def _check_open(self, name: str) -> None:
-        if self.closed:
-            raise ClosedEnvironmentError(
-                f"Trying to operate on a SubprocVecEnv after calling close(): {name}()"
-            )
-
     def _check_idle(self, name: str) -> None:
-        self._check_open(name)
+        self._exchange.check_open()
         if self.waiting:
             raise AlreadySteppingError(name)
-
-
-def _register_with_baselines() -> None:
-    """Makes ``isinstance(env, VecEnv)`` true for baselines' class, if that is imported."""
-    module = sys.modules.get("baselines.common.vec_env")
-    base = getattr(module, "VecEnv", None)
-    if base is not None and hasattr(base, "register"):
-        base.register(SubprocVecEnv)

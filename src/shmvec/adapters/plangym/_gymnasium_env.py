@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.wrappers import TimeLimit
 
+from shmvec.adapters._shared import register_as
 from shmvec.planning.batches import checked_dt
 from shmvec.planning.rows import SharedEnv
 
@@ -316,19 +316,6 @@ class GymnasiumEnv:
         if self.obs_type == "rgb":
             return image
         return ((image @ _GREY_WEIGHTS + 0x8000) >> 16).astype(np.uint8)
-
-
-def register_as(kind: type[Any], *names: str) -> None:
-    """Registers a class with plangym's abstract classes, if imported, for ``isinstance``.
-
-    Args:
-        kind: The class.
-        *names: Names of the abstract classes, as "module:class".
-    """
-    for name in names:
-        module, _, of_plangym = name.partition(":")
-        if module in sys.modules:
-            getattr(sys.modules[module], of_plangym).register(kind)
 
 
 def states_or_none(states: Any) -> Any:

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec.adapters._shared import delegate
-from shmvec.adapters.plangym._gymnasium_env import register_as, repeat_counts, states_or_none
+from shmvec.adapters._shared import delegate, register_as
+from shmvec.adapters.plangym._gymnasium_env import repeat_counts, states_or_none
 from shmvec.exchange import HostedEnv, OwnsProcesses
 from shmvec.planning import PlanningVectorEnv
 from shmvec.spaces import ARRAY_SPACES, Anything
