@@ -32,7 +32,6 @@ from shmvec.exchange import HostedEnv
 from shmvec.faults import Failure
 
 NOTE_KEY = "shmvec.adapters.ding"  # the key of notes in infos
-_PLAIN_INT, _ARRAY_0D, _ARRAY_1D = range(3)  # forms of a number
 
 
 @dataclass(frozen=True)
@@ -281,10 +280,10 @@ _SPACES_OF_GYM: dict[str, Callable[[Any], Any]] = {
 
 
 class DiscreteRows(spaces.Box):
-    """Space of rows for actions of a Discrete space: a number, and its form.
+    """Space of rows for actions of a Discrete space: a number, and the dimensions of its array.
 
-    DI-engine's policies return arrays of one or no dimension, and some of its envs take only
-    arrays.
+    These are -1 if it is no array. DI-engine's policies return arrays of one or no dimension, and
+    some of its envs take only arrays.
 
     Attributes:
         space: The Discrete space.
@@ -300,26 +299,19 @@ class DiscreteRows(spaces.Box):
         """Rows for actions."""
         rows = np.empty((len(actions), 2), np.int64)
         for row, action in enumerate(actions):
-            form = _PLAIN_INT
-            if isinstance(action, np.ndarray):
-                form = _ARRAY_1D if action.ndim == 1 else _ARRAY_0D
             number = np.asarray(action)
-            kind = number.dtype.kind
-            if number.size != 1 or number.ndim > 1 or kind not in "biu":
+            if number.size != 1 or number.ndim > 1 or number.dtype.kind not in "biu":
                 error = TypeError if number.size == 1 else ValueError
                 raise error(
                     f"wrong actions: {action!r} is no integer, as {self.space} needs. Nothing was "
                     "sent to any env."
                 )
-            rows[row] = number.item(), form
+            rows[row] = number.item(), action.ndim if isinstance(action, np.ndarray) else -1
         return rows
 
     def action(self, row: npt.NDArray[np.int64]) -> Any:
         """The action of a row."""
-        form = row[1]
-        if form == _PLAIN_INT:
-            return row[0]
-        return row[:1] if form == _ARRAY_1D else row[0:1].reshape(())
+        return row[0] if row[1] < 0 else row[:1].reshape((1,) * int(row[1]))
 
     def __eq__(self, other: object) -> bool:
         """Whether the Discrete spaces are equal."""
