@@ -54,22 +54,13 @@ class AutoresettingEnv(HostedEnv):
 
 
 class StepRequest(NamedTuple):
-    """A request to make a step.
-
-    Attributes:
-        action: The action.
-    """
+    """A request to make a step."""
 
     action: Any
 
 
 class ResetRequest(NamedTuple):
-    """A request to reset.
-
-    Attributes:
-        seed: The seed of the reset, or None.
-        options: The options of the reset, or None.
-    """
+    """A request to reset."""
 
     seed: int | None = None
     options: dict[str, Any] | None = None
