@@ -244,17 +244,13 @@ class ParallelVectorEnv(OwnsProcesses):
                 was sent.
             Exception: As :meth:`shmvec.ShmVectorEnv.step`.
         """
-        stepped = np.ones(self.num_envs, np.bool_)
-        if mask is not None and np.shape(mask) == stepped.shape:  # else the core raises an error
-            stepped = np.asarray(mask, np.bool_)
-        batch = self._batch_actions(actions, np.arange(self.num_envs), stepped)
+        stepped = mask if np.shape(mask) == (self.num_envs,) else None  # the core raises an error
+        batch = self._batch_actions(actions, mask=stepped)
         return self._split_by_agent(self.envs.step(batch, mask=mask), mask)
 
     def step_async(self, actions: Mapping[Any, Any]) -> None:
         """Starts to step all envs and does not wait; see :meth:`step`."""
-        everyone = np.arange(self.num_envs)
-        batch = self._batch_actions(actions, everyone, np.ones(self.num_envs, np.bool_))
-        self.envs.step_async(batch)
+        self.envs.step_async(self._batch_actions(actions))
 
     def step_wait(self, timeout: float | None = None) -> StepResults:
         """Waits for :meth:`step_async`; see :meth:`shmvec.ShmVectorEnv.step_wait`."""
@@ -268,7 +264,7 @@ class ParallelVectorEnv(OwnsProcesses):
             env_id: Which envs, int ``(n,)``. None: all.
         """
         envs = existing_env_ids(env_id, self.num_envs)
-        self.envs.send(self._batch_actions(actions, envs, np.ones(len(envs), np.bool_)), envs)
+        self.envs.send(self._batch_actions(actions, envs), envs)
 
     def recv(self, *, min_envs: int | None = None, timeout: float | None = None) -> StepResults:
         """Waits for a batch of envs; see :meth:`shmvec.ShmVectorEnv.recv`.
@@ -305,9 +301,11 @@ class ParallelVectorEnv(OwnsProcesses):
     # ---- actions -----------------------------------------------------------------------------
 
     def _batch_actions(
-        self, actions: Mapping[Any, Any], envs: npt.NDArray[np.intp], stepped: npt.NDArray[np.bool_]
+        self, actions: Mapping[Any, Any], envs: Any = None, mask: Any = None
     ) -> dict[str, Any]:
-        """Actions of these envs, for the core; only those of stepped envs are checked."""
+        """Actions of these envs, for the core; only those of envs in the mask are checked."""
+        envs = np.arange(self.num_envs) if envs is None else envs
+        stepped = np.ones(len(envs), np.bool_) if mask is None else np.asarray(mask, np.bool_)
         if not isinstance(actions, Mapping):
             raise TypeError(
                 f"actions must be a dict by agent of batches, got {type(actions).__name__}"
@@ -499,9 +497,7 @@ class AgentRows(OwnsProcesses, gym.vector.VectorEnv[Any, Any, Any]):
 
         mapped(space, self._check_rows, actions)
         by_agent = {agent: rows_from(row) for row, agent in enumerate(parallel.possible_agents)}
-        everyone = np.arange(parallel.num_envs)
-        stepped = np.ones(len(everyone), np.bool_)
-        self._exchange.begin(STEP, parallel._batch_actions(by_agent, everyone, stepped))
+        self._exchange.begin(STEP, parallel._batch_actions(by_agent))
 
     def _check_rows(self, part: Any) -> None:
         if len(part) != self.num_envs:

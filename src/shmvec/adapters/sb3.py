@@ -52,7 +52,7 @@ class _RowsVecEnv(OwnsProcesses, VecEnv):
         """See ``VecEnv.reset``; a step that was begun is finished first, its results discarded."""
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
         options = self._options if any(self._options) else None
-        observations, infos = self._reset_rows(seeds, options)
+        observations, infos = self._reset_rows(seed=seeds, options=options)
         self.reset_infos = [self._reset_info(info) for info in infos]
         # Seeds and options are used once.
         self._reset_seeds()
@@ -75,7 +75,7 @@ class _RowsVecEnv(OwnsProcesses, VecEnv):
             infos[row]["terminal_observation"] = last
         return observations, rewards.astype(np.float32), dones, infos
 
-    def _reset_rows(self, seeds: Any, options: Any) -> tuple[Any, list[dict[str, Any]]]:
+    def _reset_rows(self, *, seed: Any, options: Any) -> tuple[Any, list[dict[str, Any]]]:
         raise NotImplementedError
 
     def _finish_step(self) -> tuple[Any, ...]:
@@ -207,11 +207,10 @@ class ShmVecEnv(_RowsVecEnv):
             )
         return self._ask(None, "get_env")
 
-    def _reset_rows(self, seeds: Any, options: Any) -> tuple[Any, list[dict[str, Any]]]:
-        seeds = checked_seeds(seeds, self.num_envs)
-        options = checked_options(options, self.num_envs)
+    def _reset_rows(self, *, seed: Any, options: Any) -> tuple[Any, list[dict[str, Any]]]:
+        seeds, each = checked_seeds(seed, self.num_envs), checked_options(options, self.num_envs)
         self._exchange.drop(STEP)
-        return self._exchange.reset(None, seeds, options)
+        return self._exchange.reset(None, seeds, each)
 
     def _reset_info(self, info: dict[str, Any]) -> dict[str, Any]:
         """The env's own info, and the core's report of a fault."""
@@ -380,17 +379,10 @@ class AgentVecEnv(_RowsVecEnv):
         self._seeds = [first + row // count for row in range(self.num_envs)]
         return self._seeds
 
-    def _reset_rows(self, seeds: Any, options: Any) -> tuple[Any, list[dict[str, Any]]]:
-        rows: tuple[Any, list[dict[str, Any]]] = self.rows.reset_rows(seed=seeds, options=options)
-        return rows
-
-    def step_async(self, actions: Any) -> None:
-        """Starts to step all rows and does not wait; see ``AgentRows.step``."""
-        self.rows.step_async(actions)
-
-    def _finish_step(self) -> tuple[Any, ...]:
-        rows: tuple[Any, ...] = self.rows.finish_rows()
-        return rows
+    step_async = delegate("rows", "step_async")
+    close = delegate("rows", "close")
+    _reset_rows = delegate("rows", "reset_rows")
+    _finish_step = delegate("rows", "finish_rows")
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Gets the attribute of the env of each of these rows."""
@@ -418,10 +410,6 @@ class AgentVecEnv(_RowsVecEnv):
     def get_images(self) -> Sequence[Any]:
         """A frame of each env, for all its agents."""
         return list(self.rows.render())
-
-    def close(self) -> None:
-        """Closes the envs and ends the workers."""
-        self.rows.close()
 
     def _envs_of(self, indices: VecEnvIndices) -> list[int]:
         rows = np.atleast_1d(np.arange(self.num_envs)[slice(None) if indices is None else indices])
