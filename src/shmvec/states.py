@@ -501,7 +501,7 @@ class _Mujoco(_Part):
         self._kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
         self._get, self._set = mujoco.mj_getState, mujoco.mj_setState
         self._forward = mujoco.mj_forward
-        self._joint_size = mujoco.mj_stateSize(self._model, self._kind)
+        joint_size = mujoco.mj_stateSize(self._model, self._kind)
         self._derived: list[Vector] = []  # views: MuJoCo's memory stays where it is
         self._parameters: list[Vector] = []
         self._options: list[str] = []
@@ -514,46 +514,40 @@ class _Mujoco(_Part):
         elif not (_is_gymnasiums_mujoco(layer) and type(layer).__name__ in _JOINTS_ONLY):
             self._derived = [self._data.xpos.reshape(-1), self._data.xipos.reshape(-1)]
         self._current: Vector = np.zeros(sum(map(len, self._parameters)))
-        sizes = [self._joint_size, sum(map(len, self._derived)), len(self._current)]
+        sizes = [joint_size, sum(map(len, self._derived)), len(self._current)]
         self._ends = np.cumsum(sizes).tolist()
         self.size = self._ends[-1] + len(self._options)
         # The last state and its slices are kept, since it is nearly always the same array.
-        self._last_slice: Vector | None = None
-        self._joint_slice = self._derived_slice = self._parameter_slice = self._option_slice = (
-            self._current
-        )
+        self._last_state: Vector | None = None
+        self._slices: list[Vector] = []  # of joints, derived numbers, parameters, options
         self._derived_pairs: list[tuple[Vector, Vector]] = []
 
-    def _use_slices_of(self, state: Vector) -> None:
-        if state is self._last_slice:
-            return
-        joint_end, derived_end, parameter_end = self._ends
-        self._last_slice, self._joint_slice = state, state[:joint_end]
-        self._derived_slice = state[joint_end:derived_end]
-        self._derived_pairs = list(_slices_with_arrays(self._derived, self._derived_slice))
-        self._parameter_slice = state[derived_end:parameter_end]
-        self._option_slice = state[parameter_end:]
+    def _slices_of(self, state: Vector) -> list[Vector]:
+        if state is not self._last_state:
+            self._last_state, self._slices = state, np.split(state, self._ends)
+            self._derived_pairs = list(_slices_with_arrays(self._derived, self._slices[1]))
+        return self._slices
 
     def get(self, out: Vector) -> None:
-        self._use_slices_of(out)
-        self._get(self._model, self._data, self._joint_slice, self._kind)
+        joints, derived, parameters, options = self._slices_of(out)
+        self._get(self._model, self._data, joints, self._kind)
         if self._derived:
-            np.concatenate(self._derived, out=self._derived_slice)
+            np.concatenate(self._derived, out=derived)
         if self._parameters:
-            np.concatenate(self._parameters, out=self._parameter_slice)
-            self._option_slice[:] = [getattr(self._model.opt, name) for name in self._options]
+            np.concatenate(self._parameters, out=parameters)
+            options[:] = [getattr(self._model.opt, name) for name in self._options]
 
     def set(self, value: Vector) -> None:
-        self._use_slices_of(value)
-        self._set(self._model, self._data, self._joint_slice, self._kind)
+        joints, _, parameters, options = self._slices_of(value)
+        self._set(self._model, self._data, joints, self._kind)
         for values, array in self._derived_pairs:
             array[:] = values
         if self._parameters:
             np.concatenate(self._parameters, out=self._current)
-            if not np.array_equal(self._current, self._parameter_slice):  # they rarely change
-                for values, array in _slices_with_arrays(self._parameters, self._parameter_slice):
+            if not np.array_equal(self._current, parameters):  # they rarely change
+                for values, array in _slices_with_arrays(self._parameters, parameters):
                     array[:] = values
-            for name, number in zip(self._options, self._option_slice.tolist(), strict=True):
+            for name, number in zip(self._options, options.tolist(), strict=True):
                 setattr(self._model.opt, name, number)
 
     def prepare_rendering(self) -> None:
