@@ -10,17 +10,13 @@ from typing import Any
 
 import gymnasium as gym
 
-from shmvec.exchange import HostedEnv
+from shmvec.adapters._shared import AskedEnv
 
 RESET_INFO = "reset"  # the key of a reset's info
 
 
-class SB3Env(HostedEnv):
-    """A user's env, and the methods that ``ShmVecEnv`` calls.
-
-    ``Exchange.call`` finds only the methods of this class. So ``get_attr`` returns an attribute and
-    never calls it, and ``env_method`` calls methods named ``reset`` or ``step`` like any other.
-    """
+class SB3Env(AskedEnv):
+    """A user's env, and the methods that ``ShmVecEnv`` calls."""
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
         """Builds the env."""
@@ -37,10 +33,6 @@ class SB3Env(HostedEnv):
             return observation, {RESET_INFO: info} if isinstance(info, dict) else info
         return result
 
-    def get_wrapper_attr(self, name: str) -> Any:
-        """A method of this class."""
-        return getattr(self, name)
-
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         """Sets an attribute of the env, or of the wrapper that has it."""
         if hasattr(self.env, name):  # Gymnasium 1.0 ignores the outermost wrapper
@@ -48,28 +40,20 @@ class SB3Env(HostedEnv):
         else:
             self.env.set_wrapper_attr(name, value)
 
-    def get_env(self) -> gym.Env[Any, Any]:
+    def shmvec_get_env(self) -> gym.Env[Any, Any]:
         """The env itself; only with ``num_workers=0``, since it need not be picklable."""
         env: gym.Env[Any, Any] = self.env
         return env
 
-    def get_attr(self, name: str) -> Any:
-        """An attribute of the env or one of its wrappers."""
-        return self.env.get_wrapper_attr(name)
-
-    def has_attr(self, name: str) -> bool:
+    def shmvec_has_attr(self, name: str) -> bool:
         """Whether there is such an attribute; its value need not be picklable."""
         try:
-            self.env.get_wrapper_attr(name)
+            self.shmvec_get_attr(name)
         except AttributeError:
             return False
         return True
 
-    def env_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of the env or one of its wrappers."""
-        return self.env.get_wrapper_attr(name)(*args, **kwargs)
-
-    def is_wrapped(self, wrapper_class: type[Any]) -> bool:
+    def shmvec_is_wrapped(self, wrapper_class: type[Any]) -> bool:
         """Whether one of the env's wrappers is of this class."""
         env: Any = self.env
         while isinstance(env, gym.Wrapper):

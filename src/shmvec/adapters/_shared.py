@@ -1,10 +1,12 @@
-"""Helpers of several adapters: a step in flight, attributes, classes, ends of episodes."""
+"""What several adapters share: a step in flight, attributes, envs in workers, episodes' ends."""
 
 from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
 from typing import Any
+
+from shmvec.exchange import HostedEnv
 
 STEP = SimpleNamespace(value="step")  # is pending in an exchange between a step's two calls
 waiting_property = property(
@@ -15,6 +17,27 @@ waiting_property = property(
 def delegate(to: str, name: str) -> Any:
     """A property that returns the attribute or method ``name`` of the attribute ``to``."""
     return property(lambda self: getattr(getattr(self, to), name), doc=f"``{to}.{name}``.")
+
+
+class AskedEnv(HostedEnv):
+    """An env in a worker, whose methods with the prefix "shmvec_" are for its adapter."""
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """A method of this class with the prefix, or an attribute of the env."""
+        return getattr(self, name) if name.startswith("shmvec_") else super().get_wrapper_attr(name)
+
+    def shmvec_get_attr(self, name: str) -> Any:
+        """An attribute of the env or one of its wrappers; a method is returned, not called."""
+        return super().get_wrapper_attr(name)
+
+    def shmvec_env_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a method of the env or one of its wrappers."""
+        return self.shmvec_get_attr(name)(*args, **kwargs)
+
+    def close(self) -> None:
+        """Closes the env, if it has a method ``close``."""
+        if hasattr(self.env, "close"):
+            self.env.close()
 
 
 def register_as(kind: type[Any], *names: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from shmvec.exchange import HostedEnv
+from shmvec.adapters._shared import AskedEnv
 from shmvec.spaces import Anything
 
 SPACE_NAMES = ("observation_space", "action_space")
@@ -16,7 +16,7 @@ REWARD_KEY = "shmvec.reward"  # in an info: a reward that is no scalar
 KWARGS_KEY = "shmvec.kwargs"  # in options: further keyword arguments of `reset`
 
 
-class TianshouEnv(HostedEnv):
+class TianshouEnv(AskedEnv):
     """An env with Tianshou's rules for arguments of ``reset``, rewards and attributes."""
 
     def __init__(
@@ -45,20 +45,10 @@ class TianshouEnv(HostedEnv):
         observation, reward, terminated, truncated, info = result
         return observation, 0.0, terminated, truncated, {**info, REWARD_KEY: np.asarray(reward)}
 
-    def get_wrapper_attr(self, name: str) -> Any:
-        """A method of this class with the prefix "shmvec_", or an attribute of the env."""
-        if name.startswith("shmvec_"):
-            return getattr(self, name)
-        return super().get_wrapper_attr(name)
-
     def shmvec_describe(self) -> dict[str, Any]:
         """The env's spaces, and whether it has a method ``seed``."""
         spaces_of_env = {name: getattr(self.env, name, None) for name in SPACE_NAMES}
         return {**spaces_of_env, "seed": hasattr(self.env, "seed")}
-
-    def shmvec_get(self, name: str) -> Any:
-        """An attribute of the env; a method is returned, not called."""
-        return super().get_wrapper_attr(name)
 
     def shmvec_set(self, name: str, value: Any) -> None:
         """Sets an attribute of the env itself."""

@@ -23,8 +23,8 @@ from shmvec._arguments import (
     existing_env_ids,
     reset_arguments,
 )
-from shmvec.adapters._shared import STEP, delegate, waiting_property
-from shmvec.exchange import Autoreset, HostedEnv, Options, OwnsProcesses
+from shmvec.adapters._shared import STEP, AskedEnv, delegate, waiting_property
+from shmvec.exchange import Autoreset, Options, OwnsProcesses
 from shmvec.spaces import ARRAY_SPACES, batched, mapped
 from shmvec.vector_env import ShmVectorEnv
 
@@ -657,7 +657,7 @@ def _action_error(
 # ---- in a worker ---------------------------------------------------------------------------------
 
 
-class HostedParallelEnv(HostedEnv):
+class HostedParallelEnv(AskedEnv):
     """A parallel env as one Gymnasium env, whose observation holds the results of all agents."""
 
     def __init__(self, index: int, env_fn: Callable[[], Any]) -> None:
@@ -676,7 +676,7 @@ class HostedParallelEnv(HostedEnv):
                 "a row for every agent that may ever appear: set it to the agents' names, in the "
                 "env or in a wrapper"
             )
-        self.agents = list(env.possible_agents)
+        self.agents = self.shmvec_agents = list(env.possible_agents)
         self._keys = {agent: str(agent) for agent in self.agents}
         if not self.agents or len(set(self._keys.values())) < len(self.agents):
             raise ValueError(f"possible_agents must be distinct names, at least one: {self.agents}")
@@ -715,11 +715,6 @@ class HostedParallelEnv(HostedEnv):
             )
         merged = self._merge(*results)
         return merged, 0.0, not self._acting, False, self._merge_infos(infos)
-
-    def close(self) -> None:
-        """Closes the env, if it has a method ``close``."""
-        if hasattr(self.env, "close"):
-            super().close()
 
     def _merge(
         self,
@@ -775,10 +770,6 @@ class HostedParallelEnv(HostedEnv):
             f"the env returned results of an agent {agent!r} that is not in possible_agents, "
             f"{self.agents}"
         )
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        """An attribute of the env; ``shmvec_agents`` is the list of all its agents."""
-        return self.agents if name == "shmvec_agents" else super().get_wrapper_attr(name)
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         """Sets an attribute of the env, or of the wrapper that has it."""

@@ -205,7 +205,7 @@ class ShmVecEnv(_RowsVecEnv):
                 "the envs live in workers: use get_attr(), set_attr() and env_method(), or make "
                 "the ShmVecEnv with num_workers=0"
             )
-        return self._ask(None, "get_env")
+        return self._ask(None, "shmvec_get_env")
 
     def _reset_rows(self, *, seed: Any, options: Any) -> tuple[Any, list[dict[str, Any]]]:
         seeds, each = checked_seeds(seed, self.num_envs), checked_options(options, self.num_envs)
@@ -261,11 +261,11 @@ class ShmVecEnv(_RowsVecEnv):
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether all envs, or their wrappers, have an attribute or method of this name."""
-        return all(self._ask(None, "has_attr", attr_name))
+        return all(self._ask(None, "shmvec_has_attr", attr_name))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """See ``VecEnv.get_attr``; a method is returned, not called."""
-        return self._ask(indices, "get_attr", attr_name)
+        return self._ask(indices, "shmvec_get_attr", attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """See ``VecEnv.set_attr``; sets it on the wrapper that has it, or on the env itself."""
@@ -281,13 +281,13 @@ class ShmVecEnv(_RowsVecEnv):
         **method_kwargs: Any,
     ) -> list[Any]:
         """See ``VecEnv.env_method``; an env that is named twice is called twice."""
-        return self._ask(indices, "env_method", method_name, method_args, method_kwargs)
+        return self._ask(indices, "shmvec_env_method", method_name, method_args, method_kwargs)
 
     def env_is_wrapped(
         self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
     ) -> list[bool]:
         """See ``VecEnv.env_is_wrapped``."""
-        return self._ask(indices, "is_wrapped", wrapper_class)
+        return self._ask(indices, "shmvec_is_wrapped", wrapper_class)
 
     def get_images(self) -> Sequence[npt.NDArray[Any] | None]:
         """A frame of each env; warns and returns None unless the render mode is "rgb_array"."""
@@ -323,7 +323,7 @@ class ShmVecEnv(_RowsVecEnv):
         envs = self._checked_indices(indices)
         left = Counter(envs)
         answers: dict[int, list[Any]] = {env: [] for env in left}
-        self._exchange.check_pending(name)
+        self._exchange.check_pending(name.removeprefix("shmvec_"))
         while left:
             results = self._exchange.call(name, args, envs=list(left))
             for env, result in zip(left, results, strict=True):

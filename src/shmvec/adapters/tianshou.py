@@ -176,7 +176,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         if key in SPACE_NAMES:
             return [self._spaces[key][env] for env in envs.tolist()]
         self._check_ready(envs)
-        return self._exchange.call("shmvec_get", (key,), envs=envs)
+        return self._exchange.call("shmvec_get_attr", (key,), envs=envs)
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
         """See ``BaseVectorEnv.set_env_attr``; sets it on the innermost ("unwrapped") env."""

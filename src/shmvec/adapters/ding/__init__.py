@@ -231,7 +231,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         machine = self._require_machine()
         machine.wait_for_all()
         ready = self.ready_env
-        return dict(zip(ready, machine.call(ready, "render_frame"), strict=True))
+        return dict(zip(ready, machine.call(ready, "shmvec_render"), strict=True))
 
     def random_action(self) -> dict[int, Any]:
         """A sample of the action space for each env that is ready."""
@@ -429,7 +429,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
                 f"{type(self).__name__} has no attribute {key!r}; attributes of its envs are "
                 "available only after launch()"
             )
-        attributes = machine.call(range(self.env_num), "read_attribute", key)
+        attributes = machine.call(range(self.env_num), "shmvec_read", key)
         if not any(is_method for is_method, _ in attributes):
             return [value for _, value in attributes]
         if key not in self.method_name_list:
@@ -439,7 +439,8 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         return partial(self._call, key)
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return self._require_machine().call(range(self.env_num), "call_method", name, args, kwargs)
+        machine = self._require_machine()
+        return machine.call(range(self.env_num), "shmvec_env_method", name, args, kwargs)
 
 
 class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):

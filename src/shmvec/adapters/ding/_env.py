@@ -28,7 +28,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from shmvec.exchange import HostedEnv
+from shmvec.adapters._shared import AskedEnv
 from shmvec.faults import Failure
 
 NOTE_KEY = "shmvec.adapters.ding"  # the key of notes in infos
@@ -51,7 +51,7 @@ class ResetSpec:
     replay_name: str
 
 
-class ManagedEnv(HostedEnv):
+class ManagedEnv(AskedEnv):
     """An env of a manager, as the core steps it."""
 
     def __init__(
@@ -150,31 +150,16 @@ class ManagedEnv(HostedEnv):
             info = {**info, NOTE_KEY: note}
         return observation, reward, terminated, truncated, info
 
-    def get_wrapper_attr(self, name: str) -> Any:
-        """An attribute of the env, or a method that a manager calls."""
-        if name in ("read_attribute", "call_method", "render_frame"):
-            return getattr(self, name)
-        return super().get_wrapper_attr(name)
-
-    def close(self) -> None:
-        """Closes the env."""
-        if hasattr(self.env, "close"):
-            self.env.close()
-
     # ---- called by a manager -----------------------------------------------------------------
 
-    def read_attribute(self, name: str) -> tuple[bool, Any]:
+    def shmvec_read(self, name: str) -> tuple[bool, Any]:
         """Whether an attribute is a method, and if not, its value."""
-        value = super().get_wrapper_attr(name)
+        value = self.shmvec_get_attr(name)
         if isinstance(value, (MethodType, BuiltinMethodType)):
             return True, None
         return False, value
 
-    def call_method(self, name: str, args: Any, kwargs: Any) -> Any:
-        """Calls a method of the env."""
-        return super().get_wrapper_attr(name)(*args, **kwargs)
-
-    def render_frame(self) -> Any:
+    def shmvec_render(self) -> Any:
         """The env's frame."""
         render_mode = getattr(self.env, "render_mode", None)
         if render_mode not in ("rgb_array", "rgb_array_list"):
@@ -230,7 +215,7 @@ class ManagedEnv(HostedEnv):
     def _find_method(self, name: str) -> Any:
         """A method of the env or of one of its wrappers, or None."""
         try:
-            method = super().get_wrapper_attr(name)
+            method = self.shmvec_get_attr(name)
         except AttributeError:
             return None
         return method if callable(method) else None
