@@ -20,24 +20,16 @@ _local = threading.local()
 
 
 class Job:
-    """A call in a thread, which may make requests.
-
-    Attributes:
-        result: The result of the call.
-        error: The exception of the call, or None.
-        request: The call's request that is not yet executed.
-        answers: The call's thread waits here for an answer.
-        cancelled: Whether requests are refused, so that the call ends.
-        done: Whether the call has ended.
-    """
+    """A call in a thread, which may make requests."""
 
     def __init__(self, call: Callable[[], Any], notifications: SimpleQueue[None]) -> None:
         """Prepares a call; ``notifications`` gets an item for each request, and for the end."""
         self.result: Any = None
         self.error: BaseException | None = None
-        self.request: Any = None
-        self.answers: SimpleQueue[Any] = SimpleQueue()
-        self.cancelled = self.done = False
+        self.request: Any = None  # not yet executed
+        self.answers: SimpleQueue[Any] = SimpleQueue()  # where the call waits for an answer
+        self.cancelled = False  # whether requests are refused, so that the call ends
+        self.done = False  # whether the call has ended
         self._call = call
         self._notifications = notifications
 

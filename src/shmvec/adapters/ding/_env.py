@@ -36,19 +36,12 @@ NOTE_KEY = "shmvec.adapters.ding"  # the key of notes in infos
 
 @dataclass(frozen=True)
 class ResetSpec:
-    """How an env is reset, now and automatically; passed as the options of its reset.
+    """How an env is reset, now and automatically; passed as the options of its reset."""
 
-    Attributes:
-        kwargs: Keyword arguments of the env's ``reset``.
-        dynamic_seed: Whether every reset gets a new seed, derived from the first.
-        replay_path: The folder in which the env saves replays.
-        replay_name: Prefix of the replays' names.
-    """
-
-    kwargs: dict[str, Any] | None
-    dynamic_seed: bool | None
-    replay_path: str | None
-    replay_name: str
+    kwargs: dict[str, Any] | None  # of the env's `reset`
+    dynamic_seed: bool | None  # whether every reset gets a new seed, derived from the first
+    replay_path: str | None  # the folder in which the env saves replays
+    replay_name: str  # prefix of the replays' names
 
 
 class ManagedEnv(AskedEnv):

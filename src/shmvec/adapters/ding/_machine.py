@@ -67,37 +67,21 @@ class ManagerClosedError(ClosedEnvironmentError, AssertionError):
 
 @dataclass
 class Slot:
-    """The manager's record of an env; the Exchange knows whether it is in flight.
+    """The manager's record of an env; the Exchange knows whether it is in flight."""
 
-    Attributes:
-        state: The env's state. With a request in flight, RUN means a step, and RESET a reset.
-        episodes: Number of episodes that it has played.
-        observation: The next observation to act on.
-        reset_info: The info of its last reset.
-        param: Keyword arguments of its resets.
-        requested_at: When it was last asked to reset, by the monotonic clock.
-        restarts: Number of restarts of its worker when it was last asked to reset.
-        attempts: Number of failures of its reset in a row.
-        reset_at: In RESET, when its next reset is due, by the monotonic clock.
-        seed: The seed of the manager's ``seed``, until a reset is requested with it.
-        unconfirmed_seed: The seed of that reset, until it has succeeded.
-        dynamic_seed: The ``dynamic_seed`` that was set with the seed.
-        replay_path: The folder in which it saves replays.
-    """
-
-    state: EnvState = EnvState.VOID
-    episodes: int = 0
-    observation: Any = None
-    reset_info: dict[str, Any] = field(default_factory=dict)
-    param: dict[str, Any] | None = None
-    requested_at: float = 0.0
-    restarts: int = 0
-    attempts: int = 0
-    reset_at: float = 0.0
-    seed: int | None = None
-    unconfirmed_seed: int | None = None
-    dynamic_seed: bool | None = None
-    replay_path: str | None = None
+    state: EnvState = EnvState.VOID  # with a request in flight, RUN means a step, RESET a reset
+    episodes: int = 0  # that it has played
+    observation: Any = None  # the next one to act on
+    reset_info: dict[str, Any] = field(default_factory=dict)  # of its last reset
+    param: dict[str, Any] | None = None  # keyword arguments of its resets
+    requested_at: float = 0.0  # when it was last asked to reset, by the monotonic clock
+    restarts: int = 0  # of its worker, when it was last asked to step or reset
+    attempts: int = 0  # failures of its reset in a row
+    reset_at: float = 0.0  # in RESET, when its next reset is due, by the monotonic clock
+    seed: int | None = None  # of the manager's `seed`, until a reset is requested with it
+    unconfirmed_seed: int | None = None  # of that reset, until it has succeeded
+    dynamic_seed: bool | None = None  # that was set with the seed
+    replay_path: str | None = None  # the folder in which it saves replays
 
     def renewed(self) -> Slot:
         """A new slot, with settings and an unused seed of this one."""
