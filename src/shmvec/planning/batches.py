@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from shmvec.exchange import Answers
+from shmvec.faults import Fault
 from shmvec.planning.rows import DT, INDEX, NUM_ORDERS, RETURN, SET
 from shmvec.spaces import ARRAY_SPACES, Anything, mapped
 
@@ -135,6 +136,7 @@ class Batch:
     Attributes:
         count: The number of actions and states.
         sets_states: Whether its rows set its states before they step.
+        faults: Those that have cost rows.
     """
 
     def __init__(
@@ -158,6 +160,7 @@ class Batch:
         """
         self.count = len(states)
         self.sets_states = sets_states
+        self.faults: list[Fault] = []
         self._with_states = with_states
         self._kind = kind
         orders = np.zeros((self.count, NUM_ORDERS), np.int64)

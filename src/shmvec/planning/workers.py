@@ -226,18 +226,12 @@ class Workers:
         rows = self._first_rows
         batch = self.batches.make_set_batch(state, len(rows))
         yield from self._step_in_rounds(batch, [(rows, np.arange(len(rows), dtype=np.intp))], 1)
-        *_, truncated, infos = batch.results()
-        failed = np.flatnonzero(truncated)
-        if len(failed):
-            row = failed[0]
-            fault = (
-                infos[row]["fault"]
-                if self.batches.list_infos
-                else {key: values[row] for key, values in infos["fault"].items()}
-            )
+        failed = np.count_nonzero(batch.results()[3])
+        if failed:
+            fault = batch.faults[-1]
             raise RuntimeError(
-                f"the state could not be set in {len(failed)} of {len(rows)} workers: "
-                f"{fault['type']}: {fault['message']}"
+                f"the state could not be set in {failed} of {len(rows)} workers: {fault.type}: "
+                f"{fault.message}"
             )
 
     def reset_task(
@@ -281,9 +275,10 @@ class Workers:
         if len(lost) == 0:
             return []
         # When a worker dies, rows are lost that have no fault.
+        faults = [report.fault for report in answers.reports.values()]
+        batch.faults += faults
         may_retry = batch.sets_states and any(
-            report.fault.done == "restart" or report.fault.type == "EnvTimeoutError"
-            for report in answers.reports.values()
+            fault.done == "restart" or fault.type == "EnvTimeoutError" for fault in faults
         )
         return [(rows[lost], places[lost], _RETRIES if may_retry else 0)]
 
