@@ -218,8 +218,7 @@ class ParallelVectorEnv(OwnsProcesses):
 
     def _reset_results(self, results: Any, mask: Any) -> tuple[ByAgent, ByAgent]:
         observations, infos = results
-        nowhere = np.zeros(len(observations[FLAGS_KEY]), np.bool_)
-        parts = self._split_by_agent((observations, None, nowhere, nowhere, infos), mask)
+        parts = self._split_by_agent((observations, None, np.False_, np.False_, infos), mask)
         return parts[0], parts[4]
 
     def step(self, actions: Mapping[Any, Any], *, mask: Any = None) -> StepResults:
@@ -547,8 +546,7 @@ class AgentRows(OwnsProcesses, gym.vector.VectorEnv[Any, Any, Any]):
         arguments = reset_arguments(parallel.num_envs, seed, options)
         self._exchange.drop(STEP)
         observations, reset_infos = self._exchange.reset(*arguments)
-        nowhere = np.zeros(parallel.num_envs, np.bool_)
-        parallel._update_agents(observations, nowhere, nowhere, None, slice(None), reset)
+        parallel._update_agents(observations, np.False_, np.False_, None, slice(None), reset)
         self._ended[:, :, reset] = False
         infos: list[dict[str, Any]] = [{} for _ in range(parallel.num_envs)]
         for env, info in zip(arguments[0].tolist(), reset_infos, strict=True):

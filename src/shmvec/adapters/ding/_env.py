@@ -57,17 +57,7 @@ class ManagedEnv(AskedEnv):
         in_messages: bool,
         raises: tuple[type[Exception], ...],
     ) -> None:
-        """Wraps an env.
-
-        Args:
-            env: The env.
-            observation_space: The env's observation space.
-            action_space: The env's action space.
-            index: The env's index.
-            reset_inplace: Whether the step that ends an episode also resets the env.
-            in_messages: Whether observations travel as messages, which does not check them.
-            raises: Types of exceptions of a step that the Exchange handles; they are raised.
-        """
+        """Wraps an env."""
         action_space = to_gymnasium_space(action_space)
         self._discrete_rows = None
         # Gymnasium's envs take numbers, DI-engine's own take the arrays of its policies.
@@ -77,8 +67,8 @@ class ManagedEnv(AskedEnv):
         self.reward_space = None  # rewards that are arrays travel in infos
         self._index = index
         self._reset_inplace = reset_inplace
-        self._in_messages = in_messages
-        self._raises = raises
+        self._in_messages = in_messages  # observations are messages, which are not checked
+        self._raises = raises  # types of exceptions of a step that the Exchange handles
         self._reset_spec: ResetSpec | None = None
         # The manager's seed, or that of a new process, until a reset with it has succeeded.
         self._unused_seed: int | None = None
