@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmvec._arguments import checked_count, checked_env_fns, checked_options, checked_seeds
-from shmvec.adapters._shared import STEP, register_as, split_final_info, waiting_property
+from shmvec.adapters._shared import STEP, delegate, register_as, split_final_info, waiting_property
 from shmvec.exchange import AutoresetMode, Options, OwnsProcesses
 from shmvec.rendering import Viewer, checked_frames, tile_images
 from shmvec.spaces import batched, refuse_reward_space
@@ -89,6 +89,7 @@ class SubprocVecEnv(OwnsProcesses):
         vector_env: The :class:`shmvec.ShmVectorEnv` below, for its ``call``, ``set_attr`` and
             ``stats``.
         waiting: Whether a step is running that ``step_async`` has started.
+        closed: Whether the envs are closed, by ``close`` or because a worker has died.
 
     Example:
         >>> import gymnasium as gym
@@ -174,11 +175,7 @@ class SubprocVecEnv(OwnsProcesses):
         register_as(SubprocVecEnv, "baselines.common.vec_env:VecEnv")
 
     waiting = waiting_property
-
-    @property
-    def closed(self) -> bool:
-        """Whether the envs are closed, by ``close`` or because a worker has died."""
-        return self.vector_env.closed
+    closed = delegate("vector_env", "closed")
 
     @property
     def unwrapped(self) -> SubprocVecEnv:

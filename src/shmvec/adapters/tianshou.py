@@ -39,6 +39,10 @@ Array: TypeAlias = npt.NDArray[Any]
 Ids: TypeAlias = int | Sequence[int] | Array | None
 
 
+def _attribute_of_each(name: str) -> Any:
+    return property(lambda self: self.get_env_attr(name), doc=f"``{name}`` of each env, a list.")
+
+
 class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
     """Tianshou's vector env, with envs in workers, through shared memory.
 
@@ -149,25 +153,10 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         """The envs that are not stepping."""
         return [env for env in range(self.env_num) if env not in self.waiting_id]
 
-    @property
-    def observation_space(self) -> list[gym.Space[Any]]:
-        """The observation space of each env."""
-        return self.get_env_attr("observation_space")
-
-    @property
-    def action_space(self) -> list[gym.Space[Any]]:
-        """The action space of each env: always the same objects, which :meth:`seed` seeds."""
-        return self.get_env_attr("action_space")
-
-    @property
-    def metadata(self) -> list[dict[str, Any]]:
-        """The metadata of each env."""
-        return self.get_env_attr("metadata")
-
-    @property
-    def spec(self) -> list[Any]:
-        """The spec of each env."""
-        return self.get_env_attr("spec")
+    observation_space = _attribute_of_each("observation_space")
+    action_space = _attribute_of_each("action_space")  # the same objects, which `seed` seeds
+    metadata = _attribute_of_each("metadata")
+    spec = _attribute_of_each("spec")
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
         """See ``BaseVectorEnv.get_env_attr``; wrappers are searched from the outermost inwards."""

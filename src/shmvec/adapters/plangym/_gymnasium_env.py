@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.wrappers import TimeLimit
 
-from shmvec.adapters._shared import register_as
+from shmvec.adapters._shared import delegate, register_as
 from shmvec.planning.batches import checked_dt
 from shmvec.planning.rows import SharedEnv
 
@@ -172,22 +172,10 @@ class GymnasiumEnv:
             self._observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
         return self._observation_space
 
-    @property
-    def action_space(self) -> Any:
-        """The action space of the env."""
-        return self.gym_env.action_space
-
-    @property
-    def obs_shape(self) -> tuple[int, ...] | None:
-        """The shape of observations."""
-        shape: tuple[int, ...] | None = self.observation_space.shape
-        return shape
-
-    @property
-    def action_shape(self) -> tuple[int, ...] | None:
-        """The shape of actions."""
-        shape: tuple[int, ...] | None = self.action_space.shape
-        return shape
+    action_space = delegate("gym_env", "action_space")
+    obs_shape = delegate("observation_space", "shape")
+    action_shape = delegate("action_space", "shape")
+    metadata = delegate("gym_env", "metadata")
 
     @property
     def img_shape(self) -> tuple[int, ...] | None:
@@ -209,11 +197,6 @@ class GymnasiumEnv:
     def reward_range(self) -> Any:
         """The reward range of the env; None where it has none."""
         return getattr(self.gym_env, "reward_range", None)
-
-    @property
-    def metadata(self) -> Any:
-        """The metadata of the env."""
-        return self.gym_env.metadata
 
     def sample_action(self) -> Any:
         """A random action."""
