@@ -100,7 +100,7 @@ class StateAccess:
         self._vector: Vector = np.zeros(shape, dtype)
         self._is_large = self._vector.nbytes > _LARGE_STATE_BYTES
         self._steps = [(part.get, part.set, out) for part, out in self._slices_of(self._vector)]
-        self.space = Anything() if self._objects else _box(shape, dtype)
+        self.space = Anything() if self._objects else unbounded_box(shape, dtype)
         self.nothing = None if self._objects else self._vector
 
     def _slices_of(self, vector: Vector) -> list[tuple[_Part, Vector]]:
@@ -188,7 +188,8 @@ def _nbytes(part: _Part) -> int:
     return part.size * part.dtype.itemsize
 
 
-def _box(shape: tuple[int, ...], dtype: Any) -> gym.spaces.Box:
+def unbounded_box(shape: tuple[int, ...], dtype: Any) -> gym.spaces.Box:
+    """A space of all arrays of a shape and dtype."""
     if np.dtype(dtype).kind == "f":
         return gym.spaces.Box(-np.inf, np.inf, shape, dtype)
     if np.dtype(dtype) == np.bool_:

@@ -17,6 +17,7 @@ from shmvec.adapters.plangym._gymnasium_env import repeat_counts, states_or_none
 from shmvec.exchange import HostedEnv, OwnsProcesses
 from shmvec.planning import PlanningVectorEnv
 from shmvec.spaces import ARRAY_SPACES, Anything
+from shmvec.states import unbounded_box
 
 
 class ParallelEnv(OwnsProcesses):
@@ -344,7 +345,4 @@ def _space_like(observation: Any) -> gym.Space[Any]:
     """A space for observations like this one, since plangym's own are not always right."""
     if not isinstance(observation, np.ndarray) or observation.dtype.kind not in "fiu":
         return Anything()
-    if observation.dtype.kind == "f":
-        return gym.spaces.Box(-np.inf, np.inf, observation.shape, observation.dtype.type)
-    bounds = np.iinfo(observation.dtype)
-    return gym.spaces.Box(bounds.min, bounds.max, observation.shape, observation.dtype.type)
+    return unbounded_box(observation.shape, observation.dtype)
