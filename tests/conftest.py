@@ -109,7 +109,9 @@ def _take_pipes_from_forks():
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Ends the process of a test that hangs, also in a fixture of the session: xdist names it."""
-    faulthandler.dump_traceback_later(DEADLINE_S, exit=True, file=item.config.stash[STDERR])
+    mark = item.get_closest_marker("deadline")
+    seconds = mark.args[0] if mark else DEADLINE_S
+    faulthandler.dump_traceback_later(seconds, exit=True, file=item.config.stash[STDERR])
     try:
         return (yield)
     finally:

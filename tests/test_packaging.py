@@ -24,7 +24,7 @@ def run(*command, cwd, **environment):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -41,6 +41,7 @@ def checkout(tmp_path_factory):
     return target
 
 
+@pytest.mark.deadline(1000)
 def test_sdist_and_wheel(checkout, tmp_path):
     pytest.importorskip("build")
     out = tmp_path / "dist"
@@ -101,6 +102,7 @@ def test_sdist_and_wheel(checkout, tmp_path):
     assert run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=site) == "(3, 4)\n"
 
 
+@pytest.mark.deadline(1000)
 def test_the_wheel_for_macos_and_windows(checkout, tmp_path):
     """It has no extension, pip on Linux refuses it, and where it may be it works."""
     pytest.importorskip("build")
