@@ -9,7 +9,6 @@ import textwrap
 import time
 from pathlib import Path
 
-DEADLINE_S = 120
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -23,14 +22,23 @@ def run_script(body: str) -> subprocess.Popen:
     )
 
 
+def output_of(*arguments, environ=(), timeout=250, **options):
+    """What Python prints with these arguments, which must succeed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, **dict(environ)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        **options,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def run_alone(code):
-    """Runs code, which must succeed, in a process of its own: there it may limit the process."""
-    script = run_script(code)
-    try:
-        out, err = script.communicate(timeout=DEADLINE_S)
-    finally:
-        script.kill()
-    assert script.returncode == 0, out + err
+    """Runs code with these modules in a process of its own, which it may limit."""
+    output_of("-c", code, cwd=Path(__file__).parent)
 
 
 def gone(pids, deadline_s):
@@ -87,13 +95,7 @@ def run_benchmark(script, folder, *arguments):
     import shmvec  # not for scripts that import this file for other things
 
     file = folder / "results.json"
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / script), *arguments, "--json", str(file)],
-        env={**os.environ, "PYTHONPATH": str(Path(shmvec.__file__).parents[1])},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(file.read_text())
+    package = {"PYTHONPATH": str(Path(shmvec.__file__).parents[1])}
+    arguments = [*arguments, "--json", file]
+    said = output_of(BENCHMARKS / script, *arguments, environ=package, cwd=folder)
+    return said, json.loads(file.read_text())

@@ -1,10 +1,7 @@
 """benchmarks/costs.py: each part runs, and its table has a row for each cell."""
 
-import subprocess
-import sys
-
 import pytest
-from processes import BENCHMARKS, run_benchmark
+from processes import BENCHMARKS, output_of, run_benchmark
 
 pytestmark = pytest.mark.deep
 
@@ -37,7 +34,4 @@ def test_texts(tmp_path):
     ],
 )
 def test_parts_that_only_print(part, few, row):
-    command = [sys.executable, str(BENCHMARKS / "costs.py"), part, *few]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
-    assert row in done.stdout
+    assert row in output_of(BENCHMARKS / "costs.py", part, *few)

@@ -2,13 +2,11 @@
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import run_benchmark
+from processes import output_of, run_benchmark
 from short_walks import Walk
 
 from shmvec import evaluate
@@ -61,14 +59,8 @@ def test_sb3_models(model):
 
 def test_sb3_itself():
     pytest.importorskip("stable_baselines3")
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "evaluate_sb3.py"), "--train-steps", "2000"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"return [\d.]+ \+- [\d.]+ over 100 episodes\n", done.stdout)
+    said = output_of(EXAMPLES / "evaluate_sb3.py", "--train-steps", 2000)
+    assert re.fullmatch(r"return [\d.]+ \+- [\d.]+ over 100 episodes\n", said)
 
 
 @pytest.mark.parametrize("num_envs", [2, 5])

@@ -1,11 +1,10 @@
 """The examples run, learn, and learn the same with AsyncVectorEnv."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import output_of
 
 pytestmark = pytest.mark.deep
 
@@ -13,14 +12,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run(name, *arguments):
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return output_of(EXAMPLES / name, *arguments).splitlines()
 
 
 def test_cross_entropy_learns():

@@ -2,8 +2,6 @@
 
 import importlib.util
 import random
-import subprocess
-import sys
 import threading
 from contextlib import closing
 
@@ -11,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
+from processes import output_of
 from tables import deep
 
 from shmvec import FaultPolicy, ShmVectorEnv
@@ -203,6 +202,4 @@ finally:
 @pytest.mark.parametrize("script", [TORCH, TORCH_IN_A_THREAD], ids=["alone", "in a thread"])
 def test_torch(script):
     """The same for any number of workers; its global generator is seeded, or is in use."""
-    run = [sys.executable, "-c", script]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
+    output_of("-c", script)

@@ -4,14 +4,12 @@ A product is a folder or a few files, and its lines in ``shmvec/__init__.py``. T
 product, and a product may name another only where EDGES says so.
 """
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import output_of
 from test_sources import PACKAGE, ROOT, all_imports, sources
 
 CONTRACT = Path(__file__).with_name("contract_of_the_engine.py")
@@ -113,23 +111,12 @@ def build_house(folder, products):
     return folder
 
 
-def run(*arguments, timeout=120, **options):
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        **options,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_the_engine_alone_keeps_the_contract(tmp_path):
-    run(CONTRACT, build_house(tmp_path, PRODUCTS))
+    output_of(CONTRACT, build_house(tmp_path, PRODUCTS))
 
 
 @pytest.mark.deep
+@pytest.mark.deadline(1000)
 def test_the_rest_does_without_any_one(tmp_path):
     """It keeps the contract, and all that no edges lead from to the product can be imported."""
     houses = []
@@ -146,10 +133,11 @@ def test_the_rest_does_without_any_one(tmp_path):
         ]
         folder = build_house(tmp_path / f"without {product}", [product])
         houses.append(",".join([str(folder), *modules]))
-    run(CONTRACT, *houses, timeout=250)
+    output_of(CONTRACT, *houses, timeout=900)
 
 
 @pytest.mark.deep
+@pytest.mark.deadline(1000)
 def test_the_engine_is_built_from_its_sources_alone(tmp_path):
     """Neither Cython nor C of a product is there."""
     for path in files_without(PRODUCTS):
@@ -163,6 +151,6 @@ def test_the_engine_is_built_from_its_sources_alone(tmp_path):
     shutil.copytree(ROOT / "csrc", tmp_path / "csrc", ignore=others)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, tmp_path / name)
-    debug = {**os.environ, "SHMVEC_DEBUG": "1"}  # compiles in less time
-    run("setup.py", "build_ext", "--inplace", cwd=tmp_path, env=debug, timeout=500)
-    run(CONTRACT, tmp_path / "src")
+    debug = {"SHMVEC_DEBUG": "1"}  # compiles in less time
+    output_of("setup.py", "build_ext", "--inplace", cwd=tmp_path, environ=debug, timeout=900)
+    output_of(CONTRACT, tmp_path / "src")

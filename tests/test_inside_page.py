@@ -2,11 +2,10 @@
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import output_of
 
 pytestmark = pytest.mark.deep
 
@@ -19,10 +18,7 @@ def test_the_program_runs(code, tmp_path):
     for module in re.findall(r"^(?:from|import) (\w+)", code, re.M):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=250, cwd=tmp_path
-    )
-    assert ran.returncode == 0, ran.stderr
+    said = output_of("-c", code, cwd=tmp_path)
     if "SummaryWriter" in code:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -34,4 +30,4 @@ def test_the_program_runs(code, tmp_path):
     if "wandb" in code:
         assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     if "print" in code:
-        assert "of the limit)" in ran.stdout
+        assert "of the limit)" in said

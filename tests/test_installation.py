@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 import types
 from contextlib import closing
@@ -13,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
+from processes import output_of
 
 import shmvec.exchange
 from shmvec import ShmVectorEnv
@@ -187,8 +187,7 @@ def test_installations_that_do_not_end_in_order():
 def test_the_page_that_says_so():
     page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
-    assert done.stdout == "8\n", done.stderr
+    assert output_of("-c", code) == "8\n"
 
 
 @pytest.mark.deep
@@ -338,10 +337,7 @@ def test_an_id_with_our_module_before_it():
         "envs = gym.make_vec('shmvec.auto:CartPole-v1', num_envs=2, vectorization_mode='async')\n"
         "print(type(envs).__name__, envs.reset()[0].shape); envs.close()"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=250
-    )
-    assert done.stdout == "ShmVectorEnv (2, 4)\n", done.stderr
+    assert output_of("-W", "error", "-c", program) == "ShmVectorEnv (2, 4)\n"
 
 
 @pytest.mark.deep
@@ -352,8 +348,7 @@ def test_a_package_for_programs_that_import_packages():
         "package = importlib.import_module('shmvec.auto')\n"
         "print(list(pkgutil.iter_modules(package.__path__)), gym.vector.AsyncVectorEnv.__name__)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "[] ShmVectorEnv\n", done.stderr
+    assert output_of("-c", program) == "[] ShmVectorEnv\n"
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """What an exception says of a frequent mistake: env, part, what is needed, and what to do."""
 
 import os
-import subprocess
-import sys
 from contextlib import suppress
 from threading import Lock
 
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from processes import output_of
 from tables import deep
 
 import shmvec
@@ -424,4 +423,4 @@ for make, kind in (
     assert "`import ale_py`" in found[1] and '"ale_py:ALE/...' in found[1], found
     found = None, ""
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=250)
+    output_of("-c", program)

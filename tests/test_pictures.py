@@ -1,12 +1,10 @@
 """The pictures of the docs are drawn from the JSON beside them, which scripts write."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import output_of
 
 pytestmark = pytest.mark.deep
 
@@ -17,15 +15,7 @@ DARK = [f"{name}-dark" for name in PICTURES]  # docs/conf.py shows these on dark
 
 
 def run(script, *arguments):
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of(BENCHMARKS / script, *arguments, environ={"OMP_NUM_THREADS": "1"})
 
 
 def test_each_is_drawn_and_shown(tmp_path):

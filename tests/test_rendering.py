@@ -1,8 +1,6 @@
 """Frames of many envs in one picture, and the window."""
 
 import importlib.util
-import os
-import subprocess
 import sys
 import textwrap
 
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import output_of
 from tables import row
 
 from shmvec import rendering
@@ -104,7 +103,7 @@ def test_without_pygame_the_error_says_what_to_install(monkeypatch):
 @pytest.mark.deep
 def test_pygame_is_not_imported_before_there_is_a_window():
     script = "import sys, shmvec.rendering; assert 'pygame' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    output_of("-c", script)
     assert "pygame" not in vars(rendering)
 
 
@@ -122,14 +121,8 @@ def in_a_window(body):
 
         viewer = Viewer("a title")
     """
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script) + textwrap.dedent(body)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env={**os.environ, "SDL_VIDEODRIVER": "dummy"},
-    )
-    assert ran.returncode == 0, ran.stderr
+    script = textwrap.dedent(script) + textwrap.dedent(body)
+    output_of("-c", script, environ={"SDL_VIDEODRIVER": "dummy"})
 
 
 @pytest.mark.deep

@@ -3,13 +3,12 @@
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
 
 import pytest
+from processes import output_of
 
 import shmvec
 
@@ -33,20 +32,13 @@ def run(tmp_path):
 
     def run(*arguments):
         mark, file = f"mark-{uuid.uuid4()}", tmp_path / "results.json"
-        done = subprocess.run(
-            [sys.executable, str(PROGRAM), *SMALL, "--json", str(file), *arguments],
-            env={**os.environ, "PYTHONPATH": str(Path(shmvec.__file__).parents[1]), "MARK": mark},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=250,
-        )
-        assert done.returncode == 0, done.stderr
+        environ = {"PYTHONPATH": str(Path(shmvec.__file__).parents[1]), "MARK": mark}
+        said = output_of(PROGRAM, *SMALL, "--json", file, *arguments, environ=environ, cwd=tmp_path)
         until = time.monotonic() + 60  # a fork server ends once its program has
         while left := list(marked(mark)):
             assert time.monotonic() < until, left
             time.sleep(0.01)
-        return done.stdout, json.loads(file.read_text())
+        return said, json.loads(file.read_text())
 
     return run
 

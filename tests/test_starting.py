@@ -17,6 +17,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 from envs import Counter
+from processes import output_of
 from tables import deep, paired
 
 from shmvec import ShmVectorEnv
@@ -99,7 +100,7 @@ def said(*command, stdin=None, input=None, cwd=None, **variables):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=250,
         env={**os.environ, "PYTHONWARNINGS": "error::ResourceWarning", **variables},
     )
     assert done.returncode == 0, done.stderr
@@ -293,7 +294,7 @@ def test_an_actor_of_ray(tmp_path):
             assert ray.get(actor.rewards.remote(context)) == [1.0, 1.0], context
         ray.shutdown()
     """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=2 * DEADLINE_S, cwd=tmp_path)
+    output_of("-c", code, cwd=tmp_path)
 
 
 # ---- what is given for context=, and Python's default ------------------------------------------

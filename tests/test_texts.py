@@ -1,8 +1,6 @@
 """Texts arrive as they do in SyncVectorEnv: of any characters, length and place."""
 
 import platform
-import subprocess
-import sys
 from contextlib import closing
 from functools import partial
 
@@ -14,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from gymnasium.vector.utils import concatenate, create_empty_array
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import output_of
 from tables import first
 
 from shmvec import ShmVectorEnv
@@ -200,5 +199,4 @@ def test_the_memory_of_long_texts_is_used_again(tmp_path):
     """64 texts of 60,000 bytes fill 940 pages: these are not new ones in each batch."""
     script = tmp_path / "memory.py"
     script.write_text(MEMORY)
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert int(run.stdout) < 100
+    assert int(output_of(script)) < 100

@@ -3,7 +3,6 @@
 import importlib.util
 import multiprocessing
 import os
-import subprocess
 import sys
 from contextlib import closing
 from functools import partial
@@ -12,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter, Failing, Infos, Spaces
+from processes import output_of
 from tables import deep
 
 from shmvec import FaultPolicy
@@ -314,11 +314,7 @@ venv.render("human")
 venv.close()
 assert not pygame.display.get_init() and venv.viewer is None
 """
-    env = {**os.environ, "SDL_VIDEODRIVER": "dummy"}
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, env=env
-    )
-    assert ran.returncode == 0, ran.stderr
+    output_of("-c", script, environ={"SDL_VIDEODRIVER": "dummy"})
 
 
 @pytest.mark.deep

@@ -2,7 +2,6 @@
 
 import gc
 import multiprocessing
-import subprocess
 import sys
 import types
 from contextlib import closing
@@ -15,6 +14,7 @@ import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
 from plangym_envs import Fickle, Walk, Words
+from processes import output_of
 from tables import deep
 
 from shmvec import FaultPolicy
@@ -526,8 +526,5 @@ def test_what_plangym_lacks_is_no_secret(monkeypatch):
 def test_results_are_those_of_the_original(env_class, name):
     pytest.importorskip("plangym")
     script = Path(__file__).with_name("plangym_beside.py")
-    ran = subprocess.run(  # the original leaves its pipes open
-        [sys.executable, script, env_class, name], capture_output=True, text=True, timeout=250
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "equal: 42 rows" in ran.stdout
+    said = output_of(script, env_class, name)  # the original leaves its pipes open
+    assert "equal: 42 rows" in said

@@ -1,8 +1,6 @@
 """States: an env that is set to one goes on exactly as the env from which it was taken."""
 
 import copy
-import subprocess
-import sys
 import threading
 import warnings
 
@@ -14,6 +12,7 @@ from equality import same
 from gymnasium import wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import output_of
 from tables import deep
 
 from shmvec.planning import StateAccess
@@ -480,6 +479,4 @@ if __name__ == "__main__":
 def test_classes_of_a_script_stay_the_same_in_all_workers(context, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), context]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    assert ran.returncode == 0, ran.stderr
+    output_of(script, context)
