@@ -1,7 +1,7 @@
 """``Collector`` on Ray: nodes of one CPU on this machine, of which some join and some die.
 
-The head and one more node are started once for all tests. Ray is in few environments (the extra
-``cluster`` brings it); without it these tests are skipped.
+The head and one more node are started once for all tests, and end with them. Ray is in few
+environments (the extra ``cluster`` brings it); without it these tests are skipped.
 """
 
 import importlib
@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ import pytest
 from equality import same
 from gymnasium.error import ClosedEnvironmentError
 from learning_loop import Policy, digest, learn, make_envs
+from processes import output_of
 
 import shmvec
 from shmvec.cluster import ClusterVectorEnv, Collector
@@ -39,7 +39,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE_S = 60
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster():
     """Two nodes of one CPU each, which notice within a second that another one is dead."""
     folder = tempfile.mkdtemp(prefix="shmvec-ray-", dir="/tmp")  # paths of sockets must be short
@@ -463,16 +463,10 @@ def test_ppo_learns_the_same_on_the_cluster_and_without(cluster):
 
 def test_rllib_steps_its_envs_by_shmvec(cluster):
     pytest.importorskip("ray.rllib.algorithms.ppo", exc_type=ImportError)
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "rllib_ppo.py"), "--iterations", "1"],
-        env={**os.environ, "RAY_ADDRESS": cluster.address},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "the EnvRunners' envs are of ShmVectorEnv"
-    assert "iteration 0: mean return " in done.stdout
+    address = {"RAY_ADDRESS": cluster.address}
+    said = output_of(EXAMPLES / "rllib_ppo.py", "--iterations", 1, environ=address)
+    assert said.splitlines()[0] == "the EnvRunners' envs are of ShmVectorEnv"
+    assert "iteration 0: mean return " in said
 
 
 def slow_env():
