@@ -1130,12 +1130,20 @@ cdef class Frames:
     def start_rollout(self, Py_ssize_t frame):
         """Copies the last results to a frame of the rollouts."""
         cdef Py_ssize_t env
-        if self.is_in_rollout():
-            self.rollouts.copy_rows(self.rollouts, self.rollout_rows(), frame * self.num_envs)
-        else:
-            self.rollouts.copy_rows(self.segment_frames, self.rows, frame * self.num_envs)
+        self.copy_last(self.rollouts, frame)
         for env in range(self.num_envs):
             self.set_next_row(env, self.first_rollout_frame + frame)
+
+    cdef int copy_last(self, Results frames, Py_ssize_t frame) except -1:
+        """Copies the last results of all envs to one of these frames."""
+        cdef Py_ssize_t env
+        cdef Py_ssize_t row
+        cdef Results results
+        for env in range(self.num_envs):
+            row = self.rows[env]
+            results = self.resolve(&row)
+            frames.copy_row(results, row, frame * self.num_envs + env)
+        return 0
 
     cpdef int copy_back_from_rollout(self, Py_ssize_t num_in_flight=0) except -1:
         """Copies the last results to the segment if they are in a rollout.
@@ -1151,7 +1159,7 @@ cdef class Frames:
                     "envs are in flight whose results go to a rollout: wait until they are taken, "
                     "or discard them. Nothing was sent to any env.")
             frame = self.choose_in_segment(self.all_envs)
-            self.segment_frames.copy_rows(self.rollouts, self.rollout_rows(), frame * self.num_envs)
+            self.copy_last(self.segment_frames, frame)
             for env in range(self.num_envs):
                 self.rows[env] = self.previous_rows[env] = frame * self.num_envs + env
         return 0

@@ -105,7 +105,6 @@ cdef class Codec:
     cpdef object batch(self, bint copy, Py_ssize_t first=*, Py_ssize_t count=*)
     cdef object gather(self, const Py_ssize_t[::1] envs)
     cdef object view(self, object lease, Py_ssize_t first, tuple lead)
-    cdef int put_many(self, Py_ssize_t first, object values) except -1
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1
 

@@ -678,13 +678,9 @@ cdef class Codec:
         """An array (*lead, ...) over a lease's rows, from `first` on. It keeps the lease."""
         raise NotImplementedError
 
-    cdef int put_many(self, Py_ssize_t first, object values) except -1:
-        """Writes values that `gather` has returned to the rows from `first` on."""
-        raise NotImplementedError
-
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
         """Copies a row of a codec of the same space to a row of this codec."""
-        return self.put_many(target, source.gather(np.array([row], np.intp)))
+        raise NotImplementedError
 
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
         raise NotImplementedError
@@ -867,10 +863,6 @@ cdef class ArrayCodec(Codec):
     cdef object view(self, object lease, Py_ssize_t first, tuple lead):
         return array_over(lease, self.rows.base + first * self.rows.row_bytes,
                           lead + self.shape, self.dtype)
-
-    cdef int put_many(self, Py_ssize_t first, object values) except -1:
-        self.rows.array[first:first + len(values)] = values
-        return 0
 
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
         cdef _Rows rows = (<ArrayCodec>source).rows
@@ -1106,12 +1098,6 @@ cdef class TextCodec(Codec):
     cdef object view(self, object lease, Py_ssize_t first, tuple lead):
         return tuple([self.read(row) for row in range(first, first + lead[0])])
 
-    cdef int put_many(self, Py_ssize_t first, object values) except -1:
-        cdef Py_ssize_t i
-        for i in range(len(values)):
-            self.write(first + i, values[i])
-        return 0
-
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
         texts = tuple(values)
         if len(texts) != len(envs):
@@ -1183,12 +1169,6 @@ cdef class DictCodec(Codec):
             values[self.keys[i]] = (<Codec>self.codecs[i]).view(lease, first, lead)
         return values
 
-    cdef int put_many(self, Py_ssize_t first, object values) except -1:
-        cdef Py_ssize_t i
-        for i in range(len(self.keys)):
-            (<Codec>self.codecs[i]).put_many(first, values[self.keys[i]])
-        return 0
-
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
         cdef Py_ssize_t i
         for i in range(len(self.keys)):
@@ -1247,12 +1227,6 @@ cdef class TupleCodec(Codec):
 
     cdef object view(self, object lease, Py_ssize_t first, tuple lead):
         return tuple([(<Codec>codec).view(lease, first, lead) for codec in self.codecs])
-
-    cdef int put_many(self, Py_ssize_t first, object values) except -1:
-        cdef Py_ssize_t i
-        for i in range(len(self.codecs)):
-            (<Codec>self.codecs[i]).put_many(first, values[i])
-        return 0
 
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
         cdef Py_ssize_t i
@@ -1614,15 +1588,6 @@ cdef class Results(Lender):
             array_over(lease, <char *>&self.truncated_of[lease.first], lead,
                        self.truncations.dtype),
         )
-
-    def copy_rows(self, Results source, const Py_ssize_t[::1] rows, Py_ssize_t first):
-        """Copies rows of other frames to those from `first` on."""
-        cdef Py_ssize_t count = len(rows)
-        observations, rewards, terminations, truncations = source.gather(np.asarray(rows))
-        self.observations.put_many(first, observations)
-        self.rewards[first:first + count] = rewards
-        self.terminations[first:first + count] = terminations
-        self.truncations[first:first + count] = truncations
 
     cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1:
         """Copies one row of other frames, or of these frames, to a row of these."""
