@@ -135,9 +135,18 @@ cdef extern from *:
     bint sv_is_unshared(PyObject *object) noexcept
 
 cdef Py_ssize_t _MIN_NOGIL_BYTES = 1 << 16  # of a copy that releases the GIL
+
 # Flags of a new array: contiguous in C's order, owner of its data, aligned, writable.
 cdef int _NEW_ARRAY_FLAGS = 0x1 | 0x4 | 0x100 | 0x400
 cdef Py_ssize_t _MAX_POOLED = 3  # a user holds the last array, and often the one before
+
+
+cdef inline void _copy_bytes(void *target, const void *source, Py_ssize_t nbytes) noexcept:
+    if nbytes < _MIN_NOGIL_BYTES:
+        memcpy(target, source, nbytes)
+    else:
+        with nogil:
+            memcpy(target, source, nbytes)
 
 
 cdef class Pool:
@@ -182,13 +191,7 @@ cdef class Pool:
     cdef object copy(self):
         """A copy of the template."""
         cdef object array = self.new()
-        cdef const void *source = data_of(self.template)
-        cdef void *target = data_of(array)
-        if self.nbytes < _MIN_NOGIL_BYTES:
-            memcpy(target, source, self.nbytes)
-        else:
-            with nogil:
-                memcpy(target, source, self.nbytes)
+        _copy_bytes(data_of(array), data_of(self.template), self.nbytes)
         return array
 
     cdef bint is_free(self, PyObject *array) noexcept:
@@ -753,14 +756,7 @@ cdef object copy_array(object array, Py_ssize_t itemsize):
     """A copy of a contiguous array, whose elements must not be objects."""
     # It takes a quarter of the time of the array's method `copy`.
     cdef object copy = new_like(array)
-    cdef const void *source = data_of(array)
-    cdef void *target = data_of(copy)
-    cdef Py_ssize_t nbytes = size_of(array) * itemsize
-    if nbytes < _MIN_NOGIL_BYTES:
-        memcpy(target, source, nbytes)
-    else:
-        with nogil:
-            memcpy(target, source, nbytes)
+    _copy_bytes(data_of(copy), data_of(array), size_of(array) * itemsize)
     return copy
 
 
@@ -953,9 +949,6 @@ cdef class ActionCodec(Codec):
         if self.scalar:
             return array[env]
         return copy_array((<list>self.format_rows[code])[env], _ITEMSIZES[code])
-
-    cdef int write(self, Py_ssize_t env, object value) except -1:
-        raise NotImplementedError("actions are written for many envs at once")
 
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
         cdef object array = values
