@@ -11,11 +11,12 @@ asked, and whether it has answered.
 """
 
 cimport cython
-from libc.errno cimport errno
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
-from posix.unistd cimport close as close_descriptor, write
+from posix.unistd cimport write
 
 from shmvec._core cimport csrc as c
 from shmvec._core.memory cimport (
@@ -36,7 +37,7 @@ from shmvec._core.memory cimport (
     size_of,
 )
 from shmvec._core.messages cimport NESTED, Decoder, Encoder, Field
-from shmvec._core.process cimport Recorder
+from shmvec._core.process cimport Descriptor, Recorder
 from shmvec._core.protocol cimport (
     ACTION,
     CLOSE,
@@ -77,9 +78,6 @@ from shmvec.faults import Report, cut_traceback
 # A call that asks envs, takes their answers or replaces workers enters and leaves the guard in C
 # (csrc/guard.h), where no signal handler can raise. So a call that ends with an exception has left
 # the guard, and has abandoned the requests whose answers it did not take.
-
-cdef extern from "pythread.h":
-    unsigned long PyThread_get_thread_ident()
 
 
 @cython.final
@@ -307,62 +305,34 @@ cdef int64_t BEGIN_LIMIT_NS = 1_000_000_000  # within which a worker begins a re
 cdef int64_t CORES_INTERVAL_NS = 1_000_000_000  # between two readings of the usable cores
 cdef int64_t STOPPED_NS = 200_000_000  # a process that was suspended so long may have been stopped
 
-cdef extern from "<sys/eventfd.h>" nogil:
-    enum:
-        EFD_CLOEXEC
-        EFD_NONBLOCK
-    int eventfd(unsigned int initval, int flags)
-
-cdef extern from "Python.h":
-    int PyErr_CheckSignals() except -1
-
 
 @cython.final
 cdef class Alarms:
     """Descriptors that wake dozing workers; see csrc/bell.h."""
 
-    cdef int *descriptors
-    cdef uint32_t count
+    cdef list descriptors
 
-    def __cinit__(self, uint32_t count=0):
-        cdef uint32_t index
-        self.descriptors = <int *>calloc(max(count, 1), sizeof(int))
-        if self.descriptors is NULL:
-            raise MemoryError
-        for index in range(count):
-            self.descriptors[index] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-            if self.descriptors[index] < 0:
-                raise OSError(errno, f"no descriptor to wake a worker by: {os.strerror(errno)}")
-            self.count = index + 1
+    def __init__(self, count=0):
+        self.descriptors = [Descriptor(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                            for _ in range(count)]
 
-    def __dealloc__(self):
-        if self.descriptors is not NULL:
-            self.close_all()
-            free(self.descriptors)
-
-    def __getitem__(self, uint32_t index):
-        if index >= self.count:
-            raise IndexError(index)
-        return self.descriptors[index]
-
-    def close(self):
-        self.close_all()
+    def __getitem__(self, index):
+        return self.descriptors[index].number
 
     @cython.critical_section
-    cdef void close_all(self) noexcept:
-        cdef uint32_t index
-        for index in range(self.count):
-            close_descriptor(self.descriptors[index])
-        self.count = 0
+    def close(self):
+        self.descriptors.clear()
 
     @cython.critical_section
     cdef void rouse(self, uint32_t mask) noexcept:
         """Wakes the workers of these bits of the bell."""
-        cdef uint32_t index
+        cdef Descriptor descriptor
+        cdef uint32_t index = 0
         cdef uint64_t one = 1
-        for index in range(self.count):
+        for descriptor in self.descriptors:
             if mask & c.sv_bell_mask(index):
-                write(self.descriptors[index], &one, sizeof(one))  # may be full: wakes it too
+                write(descriptor.number, &one, sizeof(one))  # may be full: wakes it too
+            index += 1
 
 
 @cython.final

@@ -11,6 +11,7 @@ from cpython.buffer cimport (
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Next
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_AsDouble
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
@@ -46,9 +47,6 @@ from shmvec._pickling import dumps as pickle_by_value  # bound here: an env may 
 # A message: tag (schema number or one of the two below), env, kind, sequence, checksum, packed
 # values. The checksum is of all but packed values. So nothing damaged is unpickled, and no values
 # are read by another schema than theirs. Damage of packed values makes wrong numbers, as in a slab.
-
-cdef extern from "Python.h":
-    int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
 
 cdef enum:
     MAX_SCHEMAS = 1000      # with more, infos do not look alike, and are pickled

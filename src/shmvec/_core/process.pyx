@@ -11,7 +11,9 @@ from libc.errno cimport EAGAIN, errno
 from libc.signal cimport SIG_DFL, SIG_IGN, SIGINT, raise_
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport BUFSIZ, _IOLBF, fflush, setvbuf, stdout
+from libc.string cimport memrchr
 from posix.signal cimport SA_RESTART, sigaction, sigaction_t, sigemptyset
+from posix.unistd cimport _exit, close, write
 
 from shmvec._core cimport csrc as c
 
@@ -31,14 +33,6 @@ cdef extern from *:
     const void *UNREADY
     size_t UNREADY_BYTES
 
-
-cdef extern from "unistd.h" nogil:
-    int close(int descriptor)
-    void _exit(int status)
-    ssize_t write(int descriptor, const void *bytes, size_t count)
-
-cdef extern from "string.h" nogil:
-    const char *memrchr(const char *bytes, int character, size_t count)
 
 cdef extern from "limits.h":
     enum: PIPE_BUF
@@ -65,8 +59,6 @@ cdef class Descriptor:
 
     Opening and closing are in C, so that an exception of a signal's handler loses no descriptor.
     """
-
-    cdef readonly int number  # -1: it is closed
 
     def __cinit__(self, open_function, *arguments):
         """Calls a builtin function that opens a descriptor, and owns the descriptor."""
@@ -186,7 +178,7 @@ def write_lines(bytes lines, int alarm):
                 break
             # A writable pipe has room for so many bytes at once: this does not block.
             count = min(<size_t>(end - next), <size_t>PIPE_BUF)
-            newline = memrchr(next, c'\n', count)
+            newline = <const char *>memrchr(next, c'\n', count)
             if newline != NULL:
                 count = newline + 1 - next
             written = write(2, next, count)

@@ -23,7 +23,7 @@ from shmvec._core.memory cimport (
     pack_words,
 )
 from shmvec._core.messages cimport Decoder, Encoder
-from shmvec._core.process cimport Recorder
+from shmvec._core.process cimport Descriptor, Recorder
 from shmvec._core.protocol cimport (
     CLOSE,
     COMMAND,
@@ -180,8 +180,7 @@ cdef class WorkerLoop:
     cdef list late_messages            # [(kind, env, message)] that did not fit the ring
     cdef list failures
     cdef bint is_process               # whether this worker is a process, not the caller
-    cdef object eventfd                # wakes the caller, too; None: there is none
-    cdef int eventfd_number
+    cdef Descriptor eventfd            # wakes the caller, too; None: there is none
 
     def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset,
                  has_time_limits=False, resets_failed_envs=False, resets=None, steppers=None):
@@ -254,10 +253,9 @@ cdef class WorkerLoop:
         c.sv_text_publish(c.sv_segment_text(self.segment.base, &self.segment.plan, self.index),
                           text, len(text))
 
-    def set_eventfd(self, descriptor):
+    def set_eventfd(self, Descriptor descriptor):
         """Wakes the caller by this eventfd, too."""
         self.eventfd = descriptor
-        self.eventfd_number = descriptor.number
 
     def record(self, Recorder recorder):
         """Starts recording a trace; None stops it."""
@@ -520,7 +518,7 @@ cdef class WorkerLoop:
         if c.sv_completion_add(self.completion):
             self.tally.wakes += 1
             if self.eventfd is not None:
-                write(self.eventfd_number, &one, sizeof(one))
+                write(self.eventfd.number, &one, sizeof(one))
         self.waiter.answers_left = -1
         if request.operation & LINGER:
             self.waiter.answers_left = c.sv_completion_left(self.completion)

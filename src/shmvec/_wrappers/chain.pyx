@@ -8,7 +8,9 @@ wrapper's own method, and the chain is rebuilt before the next step. Only ``step
 """
 
 cimport cython
-from cpython.object cimport PyObject
+from cpython.dict cimport PyDict_GetItemWithError
+from cpython.method cimport PyMethod_Check, PyMethod_GET_FUNCTION, PyMethod_GET_SELF
+from cpython.object cimport PyObject, PyObject_GenericGetDict
 from libc.stdint cimport int64_t
 
 from shmvec._core.worker cimport add_time_in_wrappers
@@ -22,12 +24,7 @@ from shmvec._wrappers.results import unpack_step
 cdef extern from "Python.h":
     ctypedef struct PyTypeObject:
         unsigned int tp_version_tag
-    object PyObject_GenericGetDict(object instance, void *context)
-    bint PyMethod_Check(object method)
-    PyObject *PyMethod_GET_FUNCTION(object method)
-    PyObject *PyMethod_GET_SELF(object method)
     object PyMethod_New(object function, object instance)
-    PyObject *PyDict_GetItemWithError(object mapping, object key) except? NULL
 
 MAX_BUILDS = 100  # a chain that changes more often is left to Python
 SAMPLE_INTERVAL = 64  # of the steps of a wrapper without a twin, one in this many is timed
