@@ -28,12 +28,10 @@ for _value in range(256):
 
 @cython.final
 cdef class GrayscaleObservation(TransformObservation):
-    cdef object func     # made by Gymnasium
     cdef bint keeps_dim  # whether its pictures have an axis for their one channel
 
     def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
         TransformObservation.__init__(self, wrapper, chain, inner_env, inner, method)
-        self.func = wrapper.func
         self.keeps_dim = "expand_dims" in self.func.__code__.co_names
 
     cdef object transform(self, object func, object observation):

@@ -6,7 +6,6 @@ Both call one of the functions that ``rescale_box`` makes, which hold a gradient
 from libc.math cimport isfinite
 
 from shmvec._core.memory cimport data_of, has_dtype, ndim_of, new_like, size_of
-from shmvec._wrappers.chain cimport Chain, Stepper
 from shmvec._wrappers.numbers cimport (
     clear_flags,
     float32,
@@ -15,7 +14,7 @@ from shmvec._wrappers.numbers cimport (
     raised_flags,
     same_shape,
 )
-from shmvec._wrappers.transforms cimport TransformAction, TransformObservation
+from shmvec._wrappers.transforms cimport Transform, TransformAction, TransformObservation
 
 ctypedef fused real:
     float
@@ -23,39 +22,22 @@ ctypedef fused real:
 
 
 cdef class RescaleAction(TransformAction):
-    cdef object func       # made by Gymnasium
-    cdef object gradient   # the cell in which it has this array
-    cdef object intercept
-
-    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
-        TransformAction.__init__(self, wrapper, chain, inner_env, inner, method)
-        self.func = wrapper.func
-        self.gradient, self.intercept = self.func.__closure__  # in the order of their names
-
     cdef object transform(self, object func, object action):
-        cdef object rescaled = None
-        if func is self.func:
-            rescaled = _rescale_array(
-                action, self.gradient.cell_contents, self.intercept.cell_contents, True)
-        return func(action) if rescaled is None else rescaled
+        return _apply(self, func, action, True)
 
 
 cdef class RescaleObservation(TransformObservation):
-    cdef object func
-    cdef object gradient
-    cdef object intercept
-
-    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
-        TransformObservation.__init__(self, wrapper, chain, inner_env, inner, method)
-        self.func = wrapper.func
-        self.gradient, self.intercept = self.func.__closure__
-
     cdef object transform(self, object func, object observation):
-        cdef object rescaled = None
-        if func is self.func:
-            rescaled = _rescale_array(
-                observation, self.gradient.cell_contents, self.intercept.cell_contents, False)
-        return func(observation) if rescaled is None else rescaled
+        return _apply(self, func, observation, False)
+
+
+cdef object _apply(Transform twin, object func, object array, bint backward):
+    """What the function of a wrapper returns for an array."""
+    cdef object rescaled = None
+    if func is twin.func:
+        rescaled = _rescale_array(
+            array, twin.cells[0].cell_contents, twin.cells[1].cell_contents, backward)
+    return func(array) if rescaled is None else rescaled
 
 
 cdef object _rescale_array(object array, object gradient, object intercept, bint backward):

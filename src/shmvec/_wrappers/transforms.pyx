@@ -8,6 +8,8 @@ signs, NumPy's function is called, because the choice between them is NumPy's.
 from libc.math cimport signbit
 from libc.string cimport memcpy
 
+from types import FunctionType
+
 import gymnasium as gym
 
 from shmvec._core.memory cimport data_of, has_dtype, ndim_of, new_like, size_of
@@ -28,7 +30,17 @@ ctypedef fused real:
     double
 
 
-cdef class TransformObservation(Twin):
+cdef class Transform(Twin):
+    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
+        Twin.__init__(self, wrapper, chain, inner_env, inner, method)
+        self.func = wrapper.func
+        self.cells = self.func.__closure__ if type(self.func) is FunctionType else None
+
+    cdef object transform(self, object func, object value):
+        return func(value)
+
+
+cdef class TransformObservation(Transform):
     cdef int step_with(self, dict attributes, object action, Step step) except -1:
         attributes = self.step_inner(action, step)
         if attributes is None:
@@ -37,19 +49,13 @@ cdef class TransformObservation(Twin):
             step.observation = self.transform(self.get(attributes, "func"), step.observation)
         return 0
 
-    cdef object transform(self, object func, object observation):
-        return func(observation)
 
-
-cdef class TransformAction(Twin):
+cdef class TransformAction(Transform):
     cdef int step_with(self, dict attributes, object action, Step step) except -1:
         return self.inner.step(self.transform(self.get(attributes, "func"), action), step)
 
-    cdef object transform(self, object func, object action):
-        return func(action)
 
-
-cdef class TransformReward(Twin):
+cdef class TransformReward(Transform):
     cdef int step_with(self, dict attributes, object action, Step step) except -1:
         attributes = self.step_inner(action, step)
         if attributes is None:
@@ -58,21 +64,10 @@ cdef class TransformReward(Twin):
             step.reward = self.transform(self.get(attributes, "func"), step.reward)
         return 0
 
-    cdef object transform(self, object func, object reward):
-        return func(reward)
-
 
 cdef class FlattenObservation(TransformObservation):
-    cdef object func  # made by Gymnasium
-    cdef object cell  # in which it has the env
-
-    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
-        TransformObservation.__init__(self, wrapper, chain, inner_env, inner, method)
-        self.func = wrapper.func
-        self.cell = self.func.__closure__[0]
-
     cdef object transform(self, object func, object observation):
-        if (func is self.func and self.cell.cell_contents is self.inner_env
+        if (func is self.func and self.cells[0].cell_contents is self.inner_env
                 and is_plain(observation)):
             space = self.inner.space("observation_space", "_observation_space")
             if type(space) is _box and has_dtype(observation, space.dtype):
@@ -81,16 +76,8 @@ cdef class FlattenObservation(TransformObservation):
 
 
 cdef class ClipAction(TransformAction):
-    cdef object func  # made by Gymnasium
-    cdef object cell  # in which it has the env
-
-    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
-        TransformAction.__init__(self, wrapper, chain, inner_env, inner, method)
-        self.func = wrapper.func
-        self.cell = self.func.__closure__[0]
-
     cdef object transform(self, object func, object action):
-        if func is self.func and self.cell.cell_contents is self.inner_env and is_plain(action):
+        if func is self.func and self.cells[0].cell_contents is self.inner_env and is_plain(action):
             space = self.inner.space("action_space", "_action_space")
             if type(space) is _box:
                 clipped = _clip_array(action, space.low, space.high)
@@ -100,23 +87,13 @@ cdef class ClipAction(TransformAction):
 
 
 cdef class ClipReward(TransformReward):
-    cdef object func       # made by Gymnasium
-    cdef object low_cell   # the cells in which it has the bounds
-    cdef object high_cell
-
-    def __init__(self, wrapper, Chain chain, inner_env, Stepper inner, method):
-        TransformReward.__init__(self, wrapper, chain, inner_env, inner, method)
-        self.func = wrapper.func
-        cells = dict(zip(self.func.__code__.co_freevars, self.func.__closure__, strict=True))
-        self.low_cell, self.high_cell = cells["min_reward"], cells["max_reward"]
-
     cdef object transform(self, object func, object reward):
         cdef double value
         cdef double low = 0
         cdef double high = 0
         if func is not self.func or not (type(reward) is float or is_float64(reward)):
             return func(reward)
-        least, most = self.low_cell.cell_contents, self.high_cell.cell_contents
+        most, least = self.cells[0].cell_contents, self.cells[1].cell_contents  # max_, min_reward
         if not (_is_bound(least) and _is_bound(most)):
             return func(reward)
         value = reward
