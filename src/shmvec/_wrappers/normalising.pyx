@@ -6,7 +6,6 @@ rounded as NumPy rounds: a float32 array times a Python float gives float32.
 """
 
 cimport cython
-from cpython.object cimport PyObject
 from libc.math cimport isfinite, sqrt, sqrtf
 
 import numpy as np
@@ -26,9 +25,6 @@ from shmvec._wrappers.numbers cimport (
     raised_flags,
     same_shape,
 )
-
-cdef extern from "Python.h":
-    PyObject *PyDict_GetItemWithError(object mapping, object key) except? NULL
 
 ctypedef fused input_real:
     float
@@ -64,12 +60,6 @@ cdef class _Normalizing(Twin):
         return attributes
 
 
-cdef object _item(dict attributes, str name):
-    """An attribute; None if there is none."""
-    cdef PyObject *found = PyDict_GetItemWithError(attributes, name)
-    return None if found is NULL else <object>found
-
-
 @cython.final
 cdef class NormalizeObservation(_Normalizing):
     cdef int step_with(self, dict attributes, object action, Step step) except -1:
@@ -81,11 +71,11 @@ cdef class NormalizeObservation(_Normalizing):
 
     cdef object normalize(self, dict attributes, object observation):
         """The normalized observation; None if it is left to Python, and nothing was changed."""
-        cdef dict moments = self.moments(_item(attributes, "obs_rms"))
+        cdef dict moments = self.moments(attributes.get("obs_rms"))
         if moments is None or not is_plain(observation) or ndim_of(observation) == 0:
             return None
-        update, epsilon = _item(attributes, "_update_running_mean"), _item(attributes, "epsilon")
-        mean, var, count = _item(moments, "mean"), _item(moments, "var"), _item(moments, "count")
+        update, epsilon = attributes.get("_update_running_mean"), attributes.get("epsilon")
+        mean, var, count = moments.get("mean"), moments.get("var"), moments.get("count")
         if not (type(epsilon) is float and type(count) is float and type(update) is bool
                 and is_plain(mean) and is_plain(var)
                 and same_shape(observation, mean) and same_shape(observation, var)):
@@ -182,8 +172,8 @@ cdef class NormalizeReward(_Normalizing):
 
     cdef object normalize(self, dict attributes, object reward, object terminated):
         """The normalized reward; None if it is left to Python, and nothing was changed."""
-        cdef dict moments = self.moments(_item(attributes, "return_rms"))
-        discounted = _item(attributes, "discounted_reward")
+        cdef dict moments = self.moments(attributes.get("return_rms"))
+        discounted = attributes.get("discounted_reward")
         if (moments is None or not (type(reward) is float or is_float64(reward))
                 or not is_plain(discounted) or not has_dtype(discounted, float64)
                 or ndim_of(discounted) != 1 or size_of(discounted) != 1):
@@ -191,9 +181,9 @@ cdef class NormalizeReward(_Normalizing):
         if type(terminated) is not bool and type(terminated) is not _bool:
             return None
         update, epsilon, gamma = (
-            _item(attributes, "_update_running_mean"), _item(attributes, "epsilon"),
-            _item(attributes, "gamma"))
-        mean, var, count = _item(moments, "mean"), _item(moments, "var"), _item(moments, "count")
+            attributes.get("_update_running_mean"), attributes.get("epsilon"),
+            attributes.get("gamma"))
+        mean, var, count = moments.get("mean"), moments.get("var"), moments.get("count")
         if not (type(epsilon) is float and type(gamma) is float and type(update) is bool
                 and type(count) is float and is_float64(mean) and is_float64(var)):
             return None
