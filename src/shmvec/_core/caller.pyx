@@ -24,7 +24,6 @@ from shmvec._core.memory cimport (
     Codec,
     Lease,
     MessageCodec,
-    Pool,
     Results,
     Seeds,
     Segment,
@@ -1211,9 +1210,11 @@ cdef class Frames:
             observations = self.observe()
         self.note_batch(None)
         if not self.has_several_frames:
-            return (observations, (<Pool>frames.copy_pools[0]).copy(),
-                    (<Pool>frames.copy_pools[1]).copy(), (<Pool>frames.copy_pools[2]).copy(), infos)
-        return (observations, *frames.rewards_and_flags(self.rows), infos)
+            return (observations, frames.reward_rows.batch(True),
+                    frames.terminated_rows.batch(True), frames.truncated_rows.batch(True), infos)
+        return (observations, frames.reward_rows.gather(self.rows),
+                frames.terminated_rows.gather(self.rows),
+                frames.truncated_rows.gather(self.rows), infos)
 
     cdef tuple results_of(self, object envs, infos):
         """The same of some envs, in this order: leased views if they may be, else copies."""

@@ -170,17 +170,16 @@ cdef class Results(Lender):
     cdef readonly object truncations
     cdef readonly Py_ssize_t num_envs
     cdef readonly Py_ssize_t num_frames
-    cdef double[::1] reward_of    # None: rewards have more than one number
-    cdef Codec reward_arrays      # of such rewards; else None
-    cdef object zero_reward       # of such rewards
+    cdef Codec reward_rows
+    cdef Codec terminated_rows
+    cdef Codec truncated_rows
+    cdef double[::1] reward_of  # None: rewards have more than one number
+    cdef Py_ssize_t reward_nbytes
     cdef uint8_t[::1] terminated_of
     cdef uint8_t[::1] truncated_of
-    cdef tuple copy_pools         # of all rewards, terminations and truncations
-    cdef tuple gather_pools       # for as many rows as were gathered last; None: none were
     cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1
-    cdef int clear_reward(self, Py_ssize_t row) except -1
+    cdef void clear_reward(self, Py_ssize_t row) noexcept
     cdef tuple gather(self, object rows)
-    cdef tuple rewards_and_flags(self, const Py_ssize_t[::1] row_of)
     cpdef tuple view(self, Lease lease, tuple lead)
 
 cdef class Blocks(Lender):

@@ -21,7 +21,7 @@ from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
-from libc.string cimport memcpy, strcmp
+from libc.string cimport memcpy, memset, strcmp
 
 from shmvec._core cimport csrc as c
 from shmvec._core.texts cimport PyUnicode_DATA, measure, text_of, width_of
@@ -769,6 +769,21 @@ cdef void *address_of(object array) except? NULL:
     return start
 
 
+cdef void _gather_rows(char *target, const char *base, Py_ssize_t nbytes,
+                       const Py_ssize_t[::1] rows) noexcept nogil:
+    """Copies rows of so many bytes, one after the other."""
+    cdef Py_ssize_t i
+    if nbytes == 1:
+        for i in range(rows.shape[0]):
+            target[i] = base[rows[i]]
+    elif nbytes == 8:
+        for i in range(rows.shape[0]):
+            (<int64_t *>target)[i] = (<const int64_t *>base)[rows[i]]
+    else:
+        for i in range(rows.shape[0]):
+            memcpy(target + i * nbytes, base + rows[i] * nbytes, nbytes)
+
+
 # {dtype of a scalar space: types of numbers that NumPy casts to it in the same way as an array}
 cdef dict _DIRECT_TYPES = {
     np.dtype(np.int64): (int, bool, np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32,
@@ -850,10 +865,11 @@ cdef class ArrayCodec(Codec):
         cdef char *target = <char *>data_of(array)
         cdef char *base = self.rows.base
         cdef Py_ssize_t nbytes = self.rows.row_bytes
-        cdef Py_ssize_t i
-        with nogil:
-            for i in range(envs.shape[0]):
-                memcpy(target + i * nbytes, base + envs[i] * nbytes, nbytes)
+        if envs.shape[0] * nbytes < _MIN_NOGIL_BYTES:
+            _gather_rows(target, base, nbytes, envs)
+        else:
+            with nogil:
+                _gather_rows(target, base, nbytes, envs)
         return array
 
     cdef object view(self, object lease, Py_ssize_t first, tuple lead):
@@ -1527,79 +1543,42 @@ cdef class Results(Lender):
         """Takes arrays (num_frames * num_envs, ...), and the memory in which they lie."""
         super().__init__(memory, len(rewards))
         self.observations = observations
-        self.rewards = rewards
-        self.terminations = terminations
-        self.truncations = truncations
+        self.rewards, self.terminations, self.truncations = rewards, terminations, truncations
+        self.reward_rows = ArrayCodec(rewards)
+        self.terminated_rows = ArrayCodec(terminations)
+        self.truncated_rows = ArrayCodec(truncations)
+        self.reward_nbytes = rewards.nbytes // len(rewards)
         if rewards.ndim == 1:
             self.reward_of = rewards
-        else:
-            self.reward_arrays = ArrayCodec(rewards)
-            self.zero_reward = np.zeros(rewards.shape[1:], rewards.dtype)
         self.terminated_of = terminations.view("u1")
         self.truncated_of = truncations.view("u1")
-        self.copy_pools = tuple([Pool(array) for array in (rewards, terminations, truncations)])
         self.num_envs = num_envs
         self.num_frames = len(rewards) // num_envs
 
     cdef tuple gather(self, object rows):
         """Copies of rows: observations, rewards, terminations and truncations."""
         cdef const Py_ssize_t[::1] row_of = rows
-        return (self.observations.gather(row_of), *self.rewards_and_flags(row_of))
-
-    cdef tuple rewards_and_flags(self, const Py_ssize_t[::1] row_of):
-        """Copies of the rewards, terminations and truncations of rows."""
-        cdef Py_ssize_t count = row_of.shape[0]
-        cdef Py_ssize_t i
-        if self.gather_pools is None or shape_of((<Pool>self.gather_pools[0]).template)[0] != count:
-            self.gather_pools = tuple([
-                Pool(np.empty(count, dtype))
-                for dtype in (np.float64, self.terminations.dtype, self.truncations.dtype)
-            ])
-        cdef object rewards
-        cdef object terminations = (<Pool>self.gather_pools[1]).new()
-        cdef object truncations = (<Pool>self.gather_pools[2]).new()
-        if self.reward_arrays is not None:
-            rewards = self.reward_arrays.gather(row_of)
-        else:
-            rewards = (<Pool>self.gather_pools[0]).new()
-            for i in range(count):
-                (<double *>data_of(rewards))[i] = self.reward_of[row_of[i]]
-        for i in range(count):
-            (<uint8_t *>data_of(terminations))[i] = self.terminated_of[row_of[i]]
-            (<uint8_t *>data_of(truncations))[i] = self.truncated_of[row_of[i]]
-        return rewards, terminations, truncations
+        return (self.observations.gather(row_of), self.reward_rows.gather(row_of),
+                self.terminated_rows.gather(row_of), self.truncated_rows.gather(row_of))
 
     cpdef tuple view(self, Lease lease, tuple lead):
         """Arrays (*lead, ...) over the rows of a lease. They keep the lease."""
-        return (
-            self.observations.view(lease, lease.first, lead),
-            array_over(lease, <char *>&self.reward_of[lease.first], lead, self.rewards.dtype)
-            if self.reward_arrays is None
-            else self.reward_arrays.view(lease, lease.first, lead),
-            array_over(lease, <char *>&self.terminated_of[lease.first], lead,
-                       self.terminations.dtype),
-            array_over(lease, <char *>&self.truncated_of[lease.first], lead,
-                       self.truncations.dtype),
-        )
+        return (self.observations.view(lease, lease.first, lead),
+                self.reward_rows.view(lease, lease.first, lead),
+                self.terminated_rows.view(lease, lease.first, lead),
+                self.truncated_rows.view(lease, lease.first, lead))
 
     cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1:
         """Copies one row of other frames, or of these frames, to a row of these."""
         self.observations.copy_row(source.observations, row, target)
-        if self.reward_arrays is None:
-            self.reward_of[target] = source.reward_of[row]
-        else:
-            self.reward_arrays.copy_row(source.reward_arrays, row, target)
+        self.reward_rows.copy_row(source.reward_rows, row, target)
         self.terminated_of[target] = source.terminated_of[row]
         self.truncated_of[target] = source.truncated_of[row]
         return 0
 
-    cdef int clear_reward(self, Py_ssize_t row) except -1:
+    cdef void clear_reward(self, Py_ssize_t row) noexcept:
         """Makes the reward of a row 0."""
-        if self.reward_arrays is None:
-            self.reward_of[row] = 0.0
-        else:
-            self.reward_arrays.write(row, self.zero_reward)
-        return 0
+        memset(<char *>data_of(self.rewards) + row * self.reward_nbytes, 0, self.reward_nbytes)
 
 
 cdef class Blocks(Lender):

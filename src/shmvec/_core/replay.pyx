@@ -201,7 +201,7 @@ cdef class ReplayLog(StepLog):
             self.actions.write(row, action)
         except (TypeError, ValueError):  # the env may accept an action of another shape
             kind |= BROKEN
-        if results.reward_arrays is None:
+        if results.reward_of is not None:
             self.rewards[row] = results.reward_of[from_row]
         else:
             self.reward_array[row] = results.rewards[from_row]

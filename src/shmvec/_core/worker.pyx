@@ -208,7 +208,7 @@ cdef class WorkerLoop:
             &self.waiter, c.sv_segment_policy(segment.base, &segment.plan), &self.tally)
         self.messages = Encoder(segment, index, first_env, len(envs), True)
         self.segment_frames = slabs.results
-        self.has_float_rewards = self.segment_frames.reward_arrays is None
+        self.has_float_rewards = self.segment_frames.reward_of is not None
         self.actions = slabs.actions
         self.seeds, self.next_seeds = slabs.seeds, slabs.next_seeds
         self.finals = slabs.finals
@@ -781,9 +781,9 @@ cdef class WorkerLoop:
 
     cdef int write_reward(self, Py_ssize_t env, object reward) except -1:
         """Writes a reward of another type than float."""
-        if self.results.reward_arrays is not None:
+        if not self.has_float_rewards:
             try:
-                return self.results.reward_arrays.write(self.first_row + env, reward)
+                return self.results.reward_rows.write(self.first_row + env, reward)
             except Exception as error:
                 raise self.host.misfit_error(env, "reward", reward, error) from error
         try:
