@@ -432,14 +432,11 @@ cdef class WorkerLoop:
     cdef int take_settings(self, uint32_t sequence) except -1:
         """Takes the settings of automatic resets that are messages."""
         try:
-            settings = self.host.receive_reset_settings(sequence)
-        except BaseException:
-            if self.is_process:
-                raise
-            # Again: Ctrl-C was for the program.
             self.reset_settings.update(self.host.receive_reset_settings(sequence))
+        except BaseException:
+            if not self.is_process:  # again: Ctrl-C was for the program
+                self.reset_settings.update(self.host.receive_reset_settings(sequence))
             raise
-        self.reset_settings.update(settings)
         return 0
 
     cdef int start_clock(self, int64_t now) except -1:
@@ -463,10 +460,9 @@ cdef class WorkerLoop:
         try:
             self.host.send_late(self.sequence, late_messages, failures, results)
         except BaseException:
-            if self.is_process:
-                raise
             # Again: Ctrl-C was for the program, and the completion has announced the message.
-            self.host.send_late(self.sequence, late_messages, failures, results)
+            if not self.is_process:
+                self.host.send_late(self.sequence, late_messages, failures, results)
             raise
         return 0
 
