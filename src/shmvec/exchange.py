@@ -612,7 +612,7 @@ class Exchange(OwnsProcesses):
         if timeout != 0.0:
             return self._discard_within(timeout)
         if self.num_in_flight:
-            self.guard.abandon()
+            self.guard.abandoned = True
         return not self.num_in_flight
 
     @exclusive
@@ -621,14 +621,14 @@ class Exchange(OwnsProcesses):
         if ledger is None:
             return True
         if ledger.num_in_flight:
-            self.guard.abandon()
+            self.guard.abandoned = True
         return self._discard(ledger, _deadline(timeout))
 
     def _discard(self, ledger: Ledger, deadline: float | None = None) -> bool:
         if not self._wait(deadline=deadline):
             return False
         ledger.discard()
-        self.guard.clear_abandoned()
+        self.guard.abandoned = False
         return True
 
     # ---- calls that ask envs and take their answers ------------------------------------------
@@ -779,7 +779,7 @@ class Exchange(OwnsProcesses):
                 elif not set(indices).isdisjoint(worker_envs):
                     with self._close_on_crash():
                         self._recovery.restart(worker_envs)
-            self.guard.abandon()
+            self.guard.abandoned = True
 
     def _take_results(
         self, envs: npt.ArrayLike | None = None, deadline: float | None = None
@@ -896,7 +896,7 @@ class Exchange(OwnsProcesses):
     def drop(self, pending: Any) -> None:
         """Abandons the call that :meth:`begin` has begun, if it is still pending."""
         if self.guard.claim(pending):
-            self.guard.abandon()
+            self.guard.abandoned = True
 
     def lend(
         self, name: str, *, in_flight: bool = False, keeps: bool = False

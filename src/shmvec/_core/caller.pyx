@@ -88,7 +88,7 @@ cdef class Guard:
     cdef Recorder recorder            # keeps the memory of this trace
     cdef readonly object pending      # a call that was begun and not finished, or a loan, or None
     cdef uint64_t pending_thread      # the thread that began the pending call
-    cdef readonly bint abandoned      # the requests in flight are of a call that has raised
+    cdef public bint abandoned        # the next call discards what is in flight
     cdef uint64_t ask_count           # how often envs were asked
     cdef uint64_t asking_thread       # the thread that asked last
     cdef bint untaken                 # no answer was taken since the last request
@@ -175,13 +175,6 @@ cdef class Guard:
     def disown(self):
         """Leaves the guard in a fork: the call that is under way is the parent's."""
         c.sv_guard_leave(&self.guard)
-
-    def abandon(self):
-        """Has the next call discard what is in flight."""
-        self.abandoned = True
-
-    def clear_abandoned(self):
-        self.abandoned = False
 
     def begin_and_finish(self, begin, finish):
         """Calls both, one after the other; if one raises, what was asked is abandoned."""
