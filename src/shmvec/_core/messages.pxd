@@ -41,7 +41,8 @@ cdef class Encoder:
     cdef char *grow(self, Py_ssize_t nbytes) except NULL
     cdef bint pack(self, list fields, dict message) except -1
     cdef object schema_for(self, dict message)
-    cdef bint send(self, uint32_t tag) noexcept
+    cdef bint send(self, uint32_t *prefix, uint32_t tag, const char *content,
+                   Py_ssize_t nbytes) noexcept
 
 cdef class Decoder:
     cdef c.sv_byte_ring ring

@@ -275,14 +275,13 @@ cdef class Encoder:
         self.schemas_by_key = {}
         self.first_env = first_env
         self.last_schemas = [None] * (num_envs * NUM_KINDS)
-        self.capacity = 0
-        self.buffer = NULL
+        self.grow(1)  # so that there is a buffer, also for content without a byte
 
     def __dealloc__(self):
         free(self.buffer)
 
     cdef char *grow(self, Py_ssize_t nbytes) except NULL:
-        """Makes room for more bytes of the message; returns their address."""
+        """Makes room for more bytes of the content; returns their address."""
         cdef Py_ssize_t capacity
         cdef char *buffer
         if self.used + nbytes > self.capacity:
@@ -298,11 +297,7 @@ cdef class Encoder:
     cdef int encode(self, Py_ssize_t env, uint32_t kind, object message,
                     uint32_t sequence) except -1:
         """Sends a dict of one env; 0: the ring has no room for it."""
-        cdef uint32_t prefix[4]
-        prefix[0] = <uint32_t>env
-        prefix[1] = kind
-        prefix[2] = sequence
-        prefix[3] = 0  # the checksum: see `send`
+        cdef uint32_t[4] prefix = [<uint32_t>env, kind, sequence, 0]
         cdef Py_ssize_t last_index = (env - self.first_env) * NUM_KINDS + kind
         cdef object schema = self.last_schemas[last_index]
         cdef Py_ssize_t attempt
@@ -310,23 +305,21 @@ cdef class Encoder:
             for attempt in range(2):
                 if schema is not None:
                     self.used = 0
-                    memcpy(self.grow(PREFIX_BYTES), prefix, PREFIX_BYTES)
                     if self.pack((<tuple>schema)[1], <dict>message):
                         self.last_schemas[last_index] = schema
-                        return self.send((<tuple>schema)[0])
+                        return self.send(prefix, (<tuple>schema)[0], self.buffer, self.used)
                 schema = self.schema_for(<dict>message)
                 if schema is None:
                     break
         if kind == INFO or kind == FINAL:
             check_nesting(message)
-        self.used = 0
-        memcpy(self.grow(PREFIX_BYTES), prefix, PREFIX_BYTES)
         cdef bytes pickled = pickle_value(message)
-        memcpy(self.grow(len(pickled)), PyBytes_AS_STRING(pickled), len(pickled))
-        return self.send(TAG_PICKLE)
+        return self.send(prefix, TAG_PICKLE, pickled, len(pickled))
 
     cdef object schema_for(self, dict message):
         """The schema (number, fields) for a message, or None; a new one is sent."""
+        cdef uint32_t[4] prefix = [0, 0, 0, 0]
+        cdef bytes pickled
         try:
             key = _schema_key(message)
             schema = self.schemas_by_key.get(key)
@@ -339,25 +332,23 @@ cdef class Encoder:
         if fields is not None:
             number = len(self.schemas)
             pickled = pickle_by_value((number, fields))
-            self.used = 0
-            memset(self.grow(PREFIX_BYTES), 0, PREFIX_BYTES)
-            memcpy(self.grow(len(pickled)), PyBytes_AS_STRING(pickled), len(pickled))
-            if not self.send(TAG_SCHEMA):
+            if not self.send(prefix, TAG_SCHEMA, pickled, len(pickled)):
                 return None  # no room: the next message tries it again
             schema = (number, fields)
             self.schemas.append(fields)
         self.schemas_by_key[key] = schema
         return schema
 
-    cdef bint send(self, uint32_t tag) noexcept:
-        cdef uint32_t prefix[4]
-        cdef char *payload = <char *>c.sv_byte_ring_reserve(&self.ring, <uint32_t>self.used, tag)
-        if payload is NULL or self.used > 0x7fffffff:
+    cdef bint send(self, uint32_t *prefix, uint32_t tag, const char *content,
+                   Py_ssize_t nbytes) noexcept:
+        """Sends a prefix, to which it adds the checksum, and the content; False: no room."""
+        cdef char *payload = <char *>c.sv_byte_ring_reserve(
+            &self.ring, <uint32_t>(PREFIX_BYTES + nbytes), tag)
+        if payload is NULL or nbytes > 0x7fffffff:
             return False
-        memcpy(prefix, self.buffer, PREFIX_BYTES)
-        prefix[3] = _message_checksum(prefix, self.used, tag, self.buffer + PREFIX_BYTES)
+        prefix[3] = _message_checksum(prefix, PREFIX_BYTES + nbytes, tag, content)
         memcpy(payload, prefix, PREFIX_BYTES)
-        memcpy(payload + PREFIX_BYTES, self.buffer + PREFIX_BYTES, self.used - PREFIX_BYTES)
+        memcpy(payload + PREFIX_BYTES, content, nbytes)
         c.sv_byte_ring_commit(&self.ring)
         return True
 
