@@ -33,14 +33,13 @@ __all__ = [
 ]
 
 _TWINS_BY_FILE = {
-    "ale": "AtariEnv",  # an env, and not a wrapper
-    "atari": "StickyActionEnv EpisodicLifeEnv Monitor",
-    "checks": "PassiveEnvChecker OrderEnforcing TimeLimit Autoreset TimeAwareObservation",
+    "atari": "AtariEnv StickyActionEnv EpisodicLifeEnv",  # the first is an env, and not a wrapper
+    "episodes": "PassiveEnvChecker OrderEnforcing TimeLimit Autoreset TimeAwareObservation "
+    "RecordEpisodeStatistics Monitor",
     "normalising": "NormalizeObservation NormalizeReward",
     "pictures": "GrayscaleObservation FrameStackObservation",
     "rescaling": "RescaleAction RescaleObservation",
     "skipping": "MaxAndSkipEnv MaxAndSkipObservation AtariPreprocessing",
-    "statistics": "RecordEpisodeStatistics",
     "transforms": "TransformObservation FlattenObservation TransformAction ClipAction "
     "TransformReward ClipReward",
 }
