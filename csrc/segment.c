@@ -114,8 +114,3 @@ int sv_segment_map(int descriptor, uint64_t bytes, void **base)
     *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     return *base == MAP_FAILED ? errno : 0;
 }
-
-void sv_segment_unmap(void *base, uint64_t bytes)
-{
-    munmap(base, bytes);
-}

@@ -96,8 +96,6 @@ int sv_segment_reserve(int descriptor, uint64_t bytes);
  * errno: EINVAL when there are fewer. */
 int sv_segment_map(int descriptor, uint64_t bytes, void **base);
 
-void sv_segment_unmap(void *base, uint64_t bytes);
-
 static inline sv_bell *sv_segment_bell(void *base, const sv_segment *plan)
 {
     return (sv_bell *)((char *)base + plan->bell);

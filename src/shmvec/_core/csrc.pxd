@@ -29,7 +29,7 @@ cdef extern from "pages.h" nogil:
 
 cdef extern from "guard.h" nogil:
     ctypedef struct sv_guard:
-        uint32_t depth
+        pass
     bint sv_guard_enter(sv_guard *guard, uint64_t me)
     bint sv_guard_is_mine(const sv_guard *guard, uint64_t me)
     void sv_guard_leave(sv_guard *guard)
@@ -286,7 +286,6 @@ cdef extern from "segment.h" nogil:
     void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker)
     int sv_segment_reserve(int descriptor, uint64_t nbytes)
     int sv_segment_map(int descriptor, uint64_t nbytes, void **base)
-    void sv_segment_unmap(void *base, uint64_t nbytes)
     sv_bell *sv_segment_bell(void *base, const sv_segment *plan)
     sv_completion *sv_segment_completion(void *base, const sv_segment *plan)
     sv_policy *sv_segment_policy(void *base, const sv_segment *plan)

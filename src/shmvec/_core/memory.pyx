@@ -22,6 +22,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy, memset, strcmp
+from posix.mman cimport munmap
 
 from shmvec._core cimport csrc as c
 from shmvec._core.texts cimport PyUnicode_DATA, measure, text_of, width_of
@@ -275,7 +276,7 @@ cdef class MappedMemory:
 
     def __dealloc__(self):
         if self._nbytes > 0:
-            c.sv_segment_unmap(self._base, self._nbytes)
+            munmap(self._base, self._nbytes)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self._base, self._nbytes, False, flags)
@@ -666,7 +667,7 @@ cdef class Codec:
 
     cdef bint keep(self, Py_ssize_t env, object value) except -1:
         """Writes a value if it reads back with the same type, dtype and shape; else False."""
-        raise NotImplementedError
+        return False
 
     cdef object read(self, Py_ssize_t env):
         raise NotImplementedError
@@ -1275,9 +1276,6 @@ cdef class MessageCodec(Codec):
     cdef int write(self, Py_ssize_t env, object value) except -1:
         self.values[env % self.num_envs] = value
         return 0
-
-    cdef bint keep(self, Py_ssize_t env, object value) except -1:
-        return False  # it travels inside the info
 
     cdef object read(self, Py_ssize_t env):
         return self.values[env % self.num_envs]
