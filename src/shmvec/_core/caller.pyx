@@ -551,8 +551,6 @@ cdef class Links:
 
         The deadline is in ns; -1: there is none.
         """
-        if self.waiter.trace is NULL:
-            return self.wait_untraced(target, deadline)
         cdef int event = NO_EVENT
         self.enter_span(c.SV_TRACE_TAKE)
         try:
@@ -2504,12 +2502,10 @@ cdef class Ledger:
     cdef int record_answer(self, uint32_t worker, const c.sv_record *answer) except -1:
         """Its envs become ready, unless a message is still to come."""
         cdef uint32_t env
-        cdef bint asked = False
         for env in range(answer.first, answer.first + answer.count):
             if self.is_asked_with(env, answer.sequence):
-                asked = True
                 break
-        if not asked:
+        else:
             raise RuntimeError(
                 f"the segment is damaged: worker {worker} has answered what was not asked")
         try:
@@ -2647,11 +2643,7 @@ cdef class Ledger:
 
     def remove_failure(self, failure):
         """Removes a failure from the pending ones."""
-        cdef Py_ssize_t i
-        for i in range(len(self.pending_failures)):
-            if self.pending_failures[i] is failure:
-                del self.pending_failures[i]
-                break
+        self.pending_failures = [each for each in self.pending_failures if each is not failure]
 
     def leave_to_caller(self, failure):
         """Leaves an env's exception to the caller."""
@@ -2669,10 +2661,9 @@ cdef class Ledger:
             return self.report_later(env, fault)
         if operation == STEP and not (self.resets_in_next_step and self.frames.was_over(env)):
             return self.answer_by_truncation(env, fault, final_observations)
-        if report is not None:  # the reset itself may answer for an earlier fault
-            self.reports[env] = make_report(fault, report.cut_off, report.last)
-        else:
-            self.reports[env] = make_report(fault, False, None)
+        # The reset itself may answer for an earlier fault.
+        self.reports[env] = (make_report(fault, False, None) if report is None
+                             else make_report(fault, report.cut_off, report.last))
         return self.ask_reset_instead(env)
 
     cdef int report_later(self, Py_ssize_t env, fault) except -1:
