@@ -17,8 +17,8 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_benchmark
+from replay_reference import at
 from tables import deep, paired, row
-from test_rollout import at
 
 from shmvec import FaultPolicy, Pipeline, ShmVectorEnv, evaluate
 from shmvec.exchange import AutoresetMode

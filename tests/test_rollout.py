@@ -13,6 +13,7 @@ import pytest
 from envs import Counter, Fails, Nested, Speaks, Story, stories
 from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
+from replay_reference import at
 from tables import deep, paired, row
 
 from shmvec import ShmVectorEnv
@@ -25,15 +26,6 @@ class Truncates(Counter):
     def step(self, action):
         observation, reward, over, _, info = super().step(action)
         return observation, reward, False, over, info
-
-
-def at(arrays, index):
-    """One index of nested arrays."""
-    if isinstance(arrays, dict):
-        return {key: at(part, index) for key, part in arrays.items()}
-    if isinstance(arrays, tuple):
-        return tuple(at(part, index) for part in arrays)
-    return arrays[index]
 
 
 def assert_holds(rollout, index, results):
