@@ -39,7 +39,7 @@ for adapter in ADAPTERS:
 
 # Who may name whom.
 EDGES = {
-    ("cluster", "evaluation"),  # where it registers what plays on nodes
+    ("cluster", "evaluation"),  # whose episodes it plays on nodes
     ("cluster", "pipeline"),  # a Collector has a Pipeline on each node
     ("commands", "evaluation"),
     ("commands", "wrappers"),  # the limit is measured with them

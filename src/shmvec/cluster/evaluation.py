@@ -12,7 +12,6 @@ from shmvec.cluster.actor_pool import ActorPool, Place
 from shmvec.cluster.backend import ActorLostError
 from shmvec.cluster.fragments import pickle_object, unpickle
 from shmvec.evaluation.episodes import Episode
-from shmvec.evaluation.nodes import register_player
 
 __all__ = ["play_on_nodes"]
 
@@ -51,17 +50,27 @@ class _PlayerPlace(Place):
     playing: list[Episode] = field(default_factory=list)
 
 
-@register_player
 def play_on_nodes(
-    make: Callable[[Any], Any],
+    actor_options: Mapping[str, Any],
+    make: Callable[[Any], tuple[Any, Callable[[], object]]],
     policy: Any,
     episodes: Sequence[Episode],
     settled: Callable[[Episode], object],
-    actor_options: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Plays as :func:`shmvec.evaluation.nodes.play_on_nodes` says.
+    """Plays episodes on all nodes of a cluster, each episode on one node.
 
     Nodes with room get shares of the episodes, which become smaller towards the end.
+
+    Args:
+        actor_options: Options for Ray's actors.
+        make: Called on each node with its policy: makes a player without episodes, and returns it
+            and a function that closes its envs.
+        policy: Chooses actions; each node has a copy.
+        episodes: The episodes, to which their results are written.
+        settled: Called with each episode that is over, or counts as failed.
+
+    Returns:
+        By name, why a task cannot be played.
 
     Raises:
         ImportError: Ray is not installed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import os
@@ -22,10 +23,9 @@ from shmvec._hints import refuse_unknown
 from shmvec._options import OPTIONS, Fallback, MaxWorkers
 from shmvec._policy import Policy, as_policy, check_policy
 from shmvec.evaluation.episodes import Episode, draw_seeds, record_videos
-from shmvec.evaluation.nodes import play_on_nodes
 from shmvec.evaluation.player import Player
 from shmvec.evaluation.pools import Plan, Pool, seconds_until
-from shmvec.evaluation.progress import reporter
+from shmvec.evaluation.progress import reporting
 from shmvec.evaluation.results import SUCCESS, Evaluation, evaluation_of
 from shmvec.evaluation.suite_results import SuiteEvaluation
 from shmvec.evaluation.suites import evaluate_suite
@@ -202,12 +202,14 @@ def evaluate(
     as_suite = isinstance(envs, Task) or any(value is not None for value in suite_options)
     if actor_options is not None and not cluster:
         raise ValueError("actor_options are for Ray's actors: they need cluster=True")
+    play_on_nodes = None
     if cluster:
         unsupported = {**limits, "video_folder": video_folder}
         refused = [name for name, value in unsupported.items() if value is not None]
         if refused:
             raise ValueError(f"on a cluster there is no {' and no '.join(refused)}")
-        actor_options = actor_options or {}
+        nodes = importlib.import_module("shmvec.cluster.evaluation")  # needs Ray
+        play_on_nodes = partial(nodes.play_on_nodes, actor_options or {})
     ends = [math.inf if limit is None else begin + limit for limit in limits.values()]
     if as_suite or is_suite(envs):
         if not all(isinstance(key, str) for key in (success_key, *keys)):
@@ -235,7 +237,7 @@ def evaluate(
             videos=(video_folder, video_episodes),
             ends=ends,
             progress=progress,
-            actor_options=actor_options,
+            play_on_nodes=play_on_nodes,
         )
     check_policy(policy, batch, Player.call_names, Player.reset_names)
     batch_options = {"batch": batch, "batch_size": batch_size}
@@ -248,13 +250,10 @@ def evaluate(
             raise ValueError(f"these cannot be set for a vector env that exists: {refused}")
         if cluster:
             raise ValueError("a vector env cannot be sent to other nodes: give what makes its envs")
-    if actor_options is not None:
+    if play_on_nodes is not None:
         make = partial(_make_node_player, envs, len(schedule), env_options, batch_options)
-        report, close_progress = reporter(progress, len(schedule))
-        try:
-            play_on_nodes(make, policy, schedule, report, actor_options)
-        finally:
-            close_progress()
+        with reporting(progress, len(schedule)) as report:
+            play_on_nodes(make, policy, schedule, report)
     else:
         _play_here(envs, env_options, recording, policy, batch_options, schedule, progress, ends)
     return _result(schedule, keys, begin, success_key)
@@ -281,7 +280,6 @@ def _play_here(
 ) -> None:
     """Plays in a vector env that exists, or in one that it makes and closes."""
     own: ShmVectorEnv | None = None
-    close_progress: Callable[[], object] = _do_nothing
     last_start, deadline = ends
     try:
         if isinstance(envs, ShmVectorEnv):
@@ -290,9 +288,11 @@ def _play_here(
             vector = own = _make_vector_env(envs, len(episodes), recording, **env_options)
         player = _make_player(vector, policy, recording is not None, batch_options)
         player.add(episodes)
-        report, close_progress = reporter(progress, len(episodes))
         vector.exchange.check_pending("evaluate", alone=True)
-        with vector.exchange.lend("evaluate", in_flight=True) as exchange:
+        with (
+            reporting(progress, len(episodes)) as report,
+            vector.exchange.lend("evaluate", in_flight=True) as exchange,
+        ):
             if exchange.discard(seconds_until(deadline)):
                 player.play(report, last_start, deadline)
         if own is not None:
@@ -301,8 +301,6 @@ def _play_here(
         if own is not None:
             _close(own, _CLOSE_TIMEOUT_S, error)
         raise
-    finally:
-        close_progress()
 
 
 def _make_vector_env(
@@ -439,7 +437,3 @@ def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | 
             logger.warn("%s", f"the results of evaluate() are complete, but {failure}")
         else:
             add_note(reason, failure)
-
-
-def _do_nothing(*_: Any) -> None:
-    pass

@@ -16,8 +16,7 @@ from gymnasium import logger
 from gymnasium.vector import VectorEnv
 
 from shmvec.evaluation.episodes import Episode, draw_seeds, record_videos
-from shmvec.evaluation.nodes import play_on_nodes
-from shmvec.evaluation.progress import reporter
+from shmvec.evaluation.progress import reporting
 from shmvec.evaluation.record import Record, RecordError
 from shmvec.evaluation.results import Evaluation, evaluation_of
 from shmvec.evaluation.suite import SuitePlayer
@@ -39,7 +38,7 @@ def evaluate_suite(
     videos: tuple[str | os.PathLike[str] | None, Collection[int]],
     ends: Sequence[float],
     progress: Any,
-    actor_options: Mapping[str, Any] | None,
+    play_on_nodes: Callable[..., dict[str, str]] | None,
 ) -> Evaluation | SuiteEvaluation:
     """Evaluates a suite of tasks; or one env, as a suite of one task.
 
@@ -54,7 +53,7 @@ def evaluate_suite(
         videos: The folder of videos, and the episodes to record.
         ends: The times after which no episode begins, and after which nothing is waited for.
         progress: As for ``evaluate``.
-        actor_options: Ray's options for the actors of a cluster. None: it is played here.
+        play_on_nodes: Plays on the nodes of a cluster. None: it is played here.
     """
     begin = time.monotonic()
     if isinstance(envs, VectorEnv):
@@ -80,22 +79,19 @@ def evaluate_suite(
         played = _episodes(tasks, schedule, draws_seeds, keys, record_file)
         all_episodes = [episode for episodes in played.values() for episode in episodes]
         done = sum(episode.settled for episode in all_episodes)
-        report, close_progress = reporter(progress, len(all_episodes), done)
+        with reporting(progress, len(all_episodes), done) as report:
 
-        def on_settled(episode: Episode) -> None:
-            if record_file is not None:
-                record_file.add(episode)
-            report(episode)
+            def on_settled(episode: Episode) -> None:
+                if record_file is not None:
+                    record_file.add(episode)
+                report(episode)
 
-        try:
-            if actor_options is None:
+            if play_on_nodes is None:
                 failures = _play_here(player, all_episodes, on_settled, ends)
             else:
                 waiting = [episode for episode in all_episodes if not episode.settled]
                 make = partial(_node, sources, options)
-                failures = play_on_nodes(make, policy, waiting, on_settled, actor_options)
-        finally:
-            close_progress()
+                failures = play_on_nodes(make, policy, waiting, on_settled)
     finally:
         if record_file is not None:
             record_file.close()
