@@ -25,11 +25,7 @@ from tables import deep
 
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, evaluate
-from shmvec.evaluation.statistics import (
-    confidence_interval,
-    interquartile_mean,
-    standard_error,
-)
+from shmvec.evaluation.statistics import confidence_interval, standard_error, statistic_of
 from shmvec.exchange import AutoresetMode
 
 here = partial(evaluate, num_workers=0)  # in this process, which is soon done
@@ -695,23 +691,25 @@ def test_intervals_hold_what_they_promise(statistic):
     held = 0
     for trial in range(300):
         values = random.normal(size=50)
-        low, high = confidence_interval(values, statistic, 0.9, 400, trial)
+        low, high = confidence_interval([values], statistic, 0.9, 400, trial)
         held += low <= 0 <= high
     assert 0.83 <= held / 300 <= 0.96
 
 
 @pytest.mark.deep
 def test_intervals_are_the_same_each_time_and_wider_for_more_confidence():
-    values = np.random.default_rng(0).normal(size=30)
+    values = [np.random.default_rng(0).normal(size=30)]
     low, high = confidence_interval(values, "mean", 0.95, 2000, 0)
     assert (low, high) == confidence_interval(values, "mean", 0.95, 2000, 0)
     wider = confidence_interval(values, "mean", 0.99, 2000, 0)
     assert wider[0] < low < high < wider[1]
-    assert np.isnan(confidence_interval(np.array([]), "mean", 0.95, 10, 0)).all()
+    assert np.isnan(confidence_interval([np.array([])], "mean", 0.95, 10, 0)).all()
     for wrong in (("median", 0.95, 10), ("mean", 1.0, 10), ("mean", 0.9, 0)):
         with pytest.raises(ValueError, match="must"):
             confidence_interval(values, *wrong, 0)
-    assert np.isnan(interquartile_mean(np.array([]))) and np.isnan(standard_error(np.array([])))
+    for statistic in ("mean", "interquartile_mean"):
+        assert np.isnan(statistic_of([np.array([])], statistic))
+    assert np.isnan(standard_error(np.array([])))
 
 
 def test_its_table():

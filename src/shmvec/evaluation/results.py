@@ -11,12 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmvec.evaluation.episodes import Episode
-from shmvec.evaluation.statistics import (
-    confidence_interval,
-    interquartile_mean,
-    means,
-    standard_error,
-)
+from shmvec.evaluation.statistics import confidence_interval, standard_error, statistic_of
 
 __all__ = ["SUCCESS", "Evaluation", "data_frame", "evaluation_of"]
 
@@ -69,7 +64,7 @@ class Evaluation:
     @property
     def mean(self) -> float:
         """The mean return."""
-        return float(means(self.returns[None])[0]) if len(self) else float("nan")
+        return statistic_of([self.returns], "mean")
 
     @property
     def standard_error(self) -> float:
@@ -79,7 +74,7 @@ class Evaluation:
     @property
     def interquartile_mean(self) -> float:
         """The mean return of the middle half of the episodes."""
-        return interquartile_mean(self.returns)
+        return statistic_of([self.returns], "interquartile_mean")
 
     @property
     def successes(self) -> npt.NDArray[np.float64]:
@@ -128,7 +123,7 @@ class Evaluation:
         Raises:
             ValueError: There is no such statistic, or an argument is out of range.
         """
-        return confidence_interval(self.returns, statistic, level, samples, seed)
+        return confidence_interval([self.returns], statistic, level, samples, seed)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Columns with a row for each episode, by name, without infos named as another column."""

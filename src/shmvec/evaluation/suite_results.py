@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shmvec.evaluation.episodes import Episode
 from shmvec.evaluation.record import read_lines, recorded_episodes
 from shmvec.evaluation.results import Evaluation, data_frame, evaluation_of
-from shmvec.evaluation.statistics import Values, grouped_statistic, stratified_interval
+from shmvec.evaluation.statistics import Values, confidence_interval, statistic_of
 from shmvec.evaluation.tasks import Task
 
 __all__ = ["Comparison", "SuiteEvaluation", "TaskDifference"]
@@ -153,12 +153,12 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
     @property
     def mean(self) -> float:
         """The mean of the tasks' mean scores."""
-        return self._over_tasks("mean")
+        return statistic_of([*self.scores().values()], "mean")
 
     @property
     def interquartile_mean(self) -> float:
         """The mean of the middle half of all episodes' scores."""
-        return self._over_tasks("interquartile_mean")
+        return statistic_of([*self.scores().values()], "interquartile_mean")
 
     @property
     def success_rate(self) -> float:
@@ -169,10 +169,6 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         if all(np.isnan(each.success_rate) for each in self.values()):
             return float("nan")
         return float(np.mean([values.mean() for values in self.scores("success").values()]))
-
-    def _over_tasks(self, statistic: str) -> float:
-        groups = list(self.scores().values())
-        return grouped_statistic(groups, statistic) if groups else float("nan")
 
     def confidence_interval(
         self,
@@ -200,7 +196,7 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         Raises:
             ValueError: There is no such statistic, or an argument is out of range.
         """
-        return stratified_interval(list(self.scores().values()), statistic, level, samples, seed)
+        return confidence_interval([*self.scores().values()], statistic, level, samples, seed)
 
     def compared_with(
         self, other: SuiteEvaluation, *, level: float = 0.95, samples: int = 10_000, seed: int = 0
@@ -330,7 +326,7 @@ def _interval(
     changes: Sequence[Values], level: float, samples: int, seed: int
 ) -> tuple[float, float]:
     """The interval of a mean change; nan if a task has only one episode."""
-    interval = stratified_interval(changes, "mean", level, samples, seed)
+    interval = confidence_interval(changes, "mean", level, samples, seed)
     return interval if min(map(len, changes)) > 1 else (float("nan"), float("nan"))
 
 
