@@ -9,15 +9,15 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shmvec.evaluation.episodes import Episode
 
-__all__ = ["Record", "RecordError", "read_lines", "recorded_episodes", "to_plain"]
+__all__ = ["Content", "Record", "RecordError", "read_record", "to_plain"]
 
 _FORMAT = 1
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -33,7 +33,7 @@ class Record:
 
     Its first line says how the episodes were chosen. Each further line describes a task, before
     its first episode, or an episode. A last line that a crash has left incomplete is cut off.
-    ``head`` is the first line, empty in a new record; ``tasks`` are the lines of tasks, by name.
+    ``head`` is the first line, empty in a new record.
     """
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
@@ -49,19 +49,12 @@ class Record:
         self._file = open(self.path, "a+b")  # noqa: SIM115  # until `close`
         try:
             self._lock()
-            lines, nbytes = read_lines(self.path)
-            self._file.truncate(nbytes)
+            content = read_record(self.path)
+            self._file.truncate(content.nbytes)
         except BaseException:
             self._unlock()
             raise
-        self.head: dict[str, Any] = lines[0] if lines else {}
-        self.tasks: dict[str, dict[str, Any]] = {}
-        self._episodes: dict[tuple[str, int], dict[str, Any]] = {}
-        for line in lines[1:]:
-            if "episode" in line:  # of two lines of an episode the first counts
-                self._episodes.setdefault((line["task"], line["episode"]), line)
-            else:
-                self.tasks[line["task"]] = line
+        self.head, self._tasks, self._episodes, _ = content
         self._pending: list[Mapping[str, Any]] = []  # lines to write before the next episode
         self._last_sync = time.monotonic()
 
@@ -95,10 +88,10 @@ class Record:
         Raises:
             ValueError: The record has another task of this name.
         """
-        recorded = self.tasks.get(name)
+        recorded = self._tasks.get(name)
         if recorded is None:
-            self.tasks[name] = {"task": name, **identity, **extra}
-            self._pending.append(self.tasks[name])
+            self._tasks[name] = {"task": name, **identity, **extra}
+            self._pending.append(self._tasks[name])
             return
         for key, value in identity.items():
             if recorded.get(key) != value:
@@ -113,7 +106,7 @@ class Record:
         Raises:
             ValueError: The recorded episode has another seed, or other options.
         """
-        line = self._episodes.get((episode.task, episode.number))
+        line = self._episodes.get(episode.task, {}).get(episode.number)
         if line is None:
             return
         options = to_plain(episode.options)
@@ -212,8 +205,31 @@ _EPISODE: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines of a record, and the number of bytes that they take.
+class Content(NamedTuple):
+    """What a record has.
+
+    Attributes:
+        head: Its first line; empty in a new record.
+        tasks: The lines of tasks, by name.
+        episodes: By task, the lines of its episodes, by number; of two of one, the first.
+        nbytes: The number of bytes of all lines.
+    """
+
+    head: dict[str, Any]
+    tasks: dict[str, dict[str, Any]]
+    episodes: dict[str, dict[int, dict[str, Any]]]
+    nbytes: int
+
+    def played(self, task: str) -> Iterator[Episode]:
+        """The episodes of a task, by number."""
+        for number, line in sorted(self.episodes.get(task, {}).items()):
+            episode = Episode(number, line["seed"], line.get("options"), task=task)
+            _fill_in(episode, line)
+            yield episode
+
+
+def read_record(path: Path) -> Content:
+    """Reads a record.
 
     An incomplete last line, which a crash or a power cut has left, is ignored.
 
@@ -240,7 +256,13 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
         or (lines and lines[0]["shmvec"] != _FORMAT)
     ):
         raise RecordError(f"{path} is not a record of an evaluation: name another file")
-    return lines, nbytes
+    content = Content(lines[0] if lines else {}, {}, {}, nbytes)
+    for line in lines[1:]:
+        if "episode" in line:
+            content.episodes.setdefault(line["task"], {}).setdefault(line["episode"], line)
+        else:
+            content.tasks[line["task"]] = line
+    return content
 
 
 def _is_torn_head(path: Path) -> bool:
@@ -305,22 +327,6 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return f"{{{', '.join(sorted(map(repr, value)))}}}"
     return _ADDRESS.sub("", repr(value))
-
-
-def recorded_episodes(lines: Sequence[Mapping[str, Any]]) -> Iterator[Episode]:
-    """The episodes of a record's lines; of two lines of an episode the first counts."""
-    seen = set()
-    tasks = {line["task"] for line in lines[1:] if "episode" not in line}
-    for line in lines:
-        key = line.get("task"), line.get("episode")
-        if "episode" in line and key not in seen:
-            seen.add(key)
-            if line["task"] not in tasks:
-                raise RecordError(f"the record is damaged: it has no task {line['task']!r}")
-            episode = Episode(line["episode"], line["seed"], line.get("options"))
-            episode.task = line["task"]
-            _fill_in(episode, line)
-            yield episode
 
 
 def _fill_in(episode: Episode, line: Mapping[str, Any]) -> None:

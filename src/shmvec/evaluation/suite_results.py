@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmvec.evaluation.episodes import Episode
-from shmvec.evaluation.record import read_lines, recorded_episodes
+from shmvec.evaluation.record import RecordError, read_record
 from shmvec.evaluation.results import Evaluation, data_frame, evaluation_of
 from shmvec.evaluation.statistics import Values, confidence_interval, statistic_of
 from shmvec.evaluation.tasks import Task
@@ -73,33 +73,20 @@ class SuiteEvaluation(Mapping[str, Evaluation]):
         Raises:
             ValueError: The file is not a record, or it is damaged.
         """
-        lines, _ = read_lines(Path(record))
-        played: dict[str, list[Episode]] = {}
-        tasks: list[Task] = []
-        keys: dict[str, list[str]] = {}
-        for line in lines[1:]:
-            if "episode" not in line:
-                name, reference = line["task"], line["reference"]
-                keys[name] = line["info_keys"]
-                tasks.append(
-                    Task(
-                        line["env"],
-                        reference=None if reference is None else tuple(reference),
-                        name=name,
-                        index=len(tasks),
-                    )
-                )
-        for episode in recorded_episodes(lines):
-            played.setdefault(episode.task, []).append(episode)
-        evaluations = {}
-        for task in tasks:
-            episodes = sorted(played.get(task.name, ()), key=lambda each: each.number)
+        content = read_record(Path(record))
+        for name in content.episodes.keys() - content.tasks.keys():
+            raise RecordError(f"the record is damaged: it has no task {name!r}")
+        tasks, evaluations = [], {}
+        for index, (name, line) in enumerate(content.tasks.items()):
+            reference, keys = line["reference"], line["info_keys"]
+            reference = None if reference is None else tuple(reference)
+            tasks.append(Task(line["env"], reference=reference, name=name, index=index))
+            episodes = [*content.played(name)]
             for place, each in enumerate(episodes):
                 if each.number != place:  # one is missing: it had not ended
                     episodes.insert(place, Episode(place, None, None))
                     break
-            named = keys[task.name]
-            evaluations[task.name] = evaluation_of(episodes, named, success_key or named[0])
+            evaluations[name] = evaluation_of(episodes, keys, success_key or keys[0])
         seconds = sum(each.seconds for each in evaluations.values())
         return cls(tuple(tasks), evaluations, {}, seconds)
 
