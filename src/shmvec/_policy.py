@@ -6,7 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -27,20 +27,10 @@ __all__ = [
 ]
 
 Policy = Callable[[Any, npt.NDArray[np.int64]], Any]
-Rows = npt.NDArray[np.intp]
+Envs = npt.NDArray[np.intp]
 ValueOfEnv = tuple[str, Callable[[int], Any]]  # a name, and a function of an env's index
 
 PADDING = -1  # the env id of a row that only fills a batch
-
-
-class SteppedEnvs(Protocol):
-    """Envs that a policy steps: those of one exchange, or of several."""
-
-    single_observation_space: gym.Space[Any]
-    single_action_space: gym.Space[Any]
-
-    def ask(self, envs: Any, actions: Any) -> None:
-        """Asks envs to step."""
 
 
 def check_policy(
@@ -146,7 +136,7 @@ def _lists_by_name(values: Sequence[ValueOfEnv], env_ids: Any) -> dict[str, Any]
 
 
 class PolicyCaller:
-    """Calls a policy with batches, and asks the envs to step with its actions.
+    """Calls a policy with batches, and has the envs stepped with its actions.
 
     Attributes:
         has_reset: Whether the policy has a ``reset``.
@@ -156,7 +146,8 @@ class PolicyCaller:
 
     def __init__(
         self,
-        exchange: SteppedEnvs,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
         policy: Policy,
         size: int | None,
         read: Callable[[Any], Any] = np.asarray,
@@ -165,14 +156,14 @@ class PolicyCaller:
         """Prepares to call a policy.
 
         Args:
-            exchange: The envs: an :class:`shmvec.exchange.Exchange`, or several behind one object.
+            observation_space: Observation space of one env.
+            action_space: Action space of one env.
             policy: Called with observations and their envs; before that its ``reset``, if it has
                 one, is called with the envs in which episodes begin.
             size: Rows of every batch, padding included. None: as many rows as envs.
             read: Converts actions to an array.
             read_extra: Converts an extra to an array or tensor.
         """
-        self._exchange = exchange
         self._policy = policy
         reset = getattr(policy, "reset", None)
         self._reset = reset if callable(reset) else None
@@ -181,29 +172,24 @@ class PolicyCaller:
         self._read, self._read_extra = read, read_extra
         self.batches = 0
         self.seconds = 0.0
-        self._space: gym.Space[Any] = exchange.single_action_space
+        self._observation_space, self._space = observation_space, action_space
         self._is_array_space = isinstance(self._space, ARRAY_SPACES)
 
     def step(
         self,
-        envs: Rows,
+        envs: Envs,
         observations: Any,
-        rows: Rows | None,
         new_episodes: list[int],
-        *,
-        ask: Callable[[Rows, Any, dict[str, Any]], Any] | None = None,
-    ) -> tuple[Any, dict[str, Any]]:
+        ask: Callable[[Envs, Any, dict[str, Any]], object],
+    ) -> None:
         """Calls the policy with a batch, and asks its envs to step.
 
         Args:
             envs: The envs of the batch, int ``(n,)``.
             observations: Their observations.
-            rows: Rows of the batch that the policy gets, int ``(m,)``. None: all.
             new_episodes: Envs among these in which an episode begins.
-            ask: Asks envs to step; called with envs, actions and extras. None: the exchange's.
-
-        Returns:
-            The actions of these envs, and the policy's extras, a row for each env.
+            ask: Asks the envs to step; called with envs, actions, and the policy's extras, which
+                have a row for each env.
 
         Raises:
             ValueError: The number or shape of the actions is wrong, or an extra does not have a row
@@ -211,19 +197,12 @@ class PolicyCaller:
             TypeError: The dtype is wrong, or NumPy cannot read the arrays. No env was stepped.
             Exception: The exceptions of the policy, and of ``ask``.
         """
-        subset = envs if rows is None else envs[rows]
-        ids = subset.astype(np.int64)
-        missing = 0 if self._size is None else self._size - len(subset)
+        ids = envs.astype(np.int64)
+        missing = 0 if self._size is None else self._size - len(envs)
         if missing:
-            rows = np.arange(len(envs)) if rows is None else rows
-            rows = np.append(rows, np.repeat(rows[:1], missing))
             ids = np.append(ids, np.repeat(PADDING, missing))
-        if rows is not None and (len(rows) != len(envs) or missing):
-            observations = mapped(
-                self._exchange.single_observation_space,
-                lambda part: select_rows(part, rows),
-                observations,
-            )
+            rows = np.append(np.arange(len(envs)), np.zeros(missing, np.intp))
+            observations = select_rows(self._observation_space, observations, rows)
         try:
             if new_episodes and self._reset is not None:
                 self._reset(np.array(new_episodes, np.int64))
@@ -232,11 +211,11 @@ class PolicyCaller:
             self.seconds += time.perf_counter() - begin
             actions, extras = self._split_answer(answer)
         except Exception as error:
-            where = self._batch_name(subset)
+            where = self._batch_name(envs)
             add_note(error, f"raised by the policy in {where}; its envs were not stepped")
             raise
         try:
-            size, count = len(ids), len(subset)
+            size, count = len(ids), len(envs)
             if self._is_array_space:
                 actions = _checked_actions(size, count, self._read, self._space, actions)
             else:
@@ -245,17 +224,13 @@ class PolicyCaller:
             extras = {
                 k: _checked_extra(k, extras[k], size, count, self._read_extra) for k in extras
             }
-            if ask is None:
-                self._exchange.ask(subset, actions)
-            else:
-                ask(subset, actions, extras)
+            ask(envs, actions, extras)
         except (TypeError, ValueError, LookupError) as error:
             if isinstance(error.__cause__, RemoteTraceback):  # an env's error, if `ask` has waited
                 raise
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"the policy's actions for {self._batch_name(subset)}: {error}") from error
+            raise kind(f"the policy's actions for {self._batch_name(envs)}: {error}") from error
         self.batches += 1
-        return actions, extras
 
     def _split_answer(self, answer: Any) -> tuple[Any, Mapping[str, Any]]:
         """Splits a policy's answer into actions and a dict of extras, which may be empty."""
@@ -266,7 +241,7 @@ class PolicyCaller:
                 return answer
         return answer, {}
 
-    def _batch_name(self, envs: Rows) -> str:
+    def _batch_name(self, envs: Envs) -> str:
         return f"batch {self.batches}, of envs {envs.tolist()}"
 
 
@@ -301,8 +276,12 @@ def _checked_extra(key: str, values: Any, size: int, count: int, read: Callable[
     return values if count == size else values[:count]
 
 
-def select_rows(part: Any, rows: Rows) -> Any:
-    """Selects rows of one part of a batch."""
+def select_rows(space: gym.Space[Any], batch: Any, rows: npt.NDArray[np.intp]) -> Any:
+    """Copies rows of a batch, of arrays or tensors."""
+    return mapped(space, partial(_select_rows, rows), batch)
+
+
+def _select_rows(rows: npt.NDArray[np.intp], part: Any) -> Any:
     if hasattr(part, "shape"):  # an array, or a tensor
         return part[rows]
     return tuple(part[row] for row in rows)  # Gymnasium batches this space as a tuple

@@ -157,7 +157,8 @@ class Pipeline:
         self._tensors = None if device is None else Tensors(device)
         reading = () if self._tensors is None else (self._tensors.read, self._tensors.keep)
         size = self._batch_size if self._fixed_size else None
-        self._caller = PolicyCaller(exchange, policy, size, *reading)
+        spaces = self._observation_space, self._action_space
+        self._caller = PolicyCaller(*spaces, policy, size, *reading)
         self._same_step = exchange.autoreset.in_step
         # A worker answers in the order of its requests, and so do groups with the same workers.
         self._in_order = deterministic or all(
@@ -378,14 +379,19 @@ class Pipeline:
         last = self._exchange.take(everyone=True)  # no env is in flight: the results of last time
         self._note_foreign_steps(last.terminations | last.truncations)
         for group in self._groups:
-            rows = self._select_rows(self._observation_space, last.observations, group.envs)
+            rows = select_rows(self._observation_space, last.observations, group.envs)
             group.observations = self._to_device(rows)
         for group in self._groups:
             self._ask(group)
 
     def _ask(self, group: _Group) -> None:
         """Asks the policy for a group's actions, and its envs to step."""
-        actions, extras = self._ask_policy(group, group.observations, self._ask_envs)
+        self._ask_policy(group, group.observations, partial(self._ask_envs, group))
+
+    def _ask_envs(
+        self, group: _Group, envs: npt.NDArray[np.intp], actions: Any, extras: dict[str, Any]
+    ) -> None:
+        self._exchange.ask(envs, actions, together=True)
         self._in_flight.append(group)
         # Copies, because the policy may reuse its arrays.
         group.actions = mapped(self._action_space, _copy_actions, self._action_space, actions)
@@ -432,9 +438,9 @@ class Pipeline:
             stored = rows if self._fixed_size else rows[valid]
             missing = self._batch_size - len(stored) if self._fixed_size else 0
             rows = np.append(stored, np.repeat(stored[:1], missing))
-            observations = self._select_rows(self._observation_space, observations, rows)
-            after = self._select_rows(self._observation_space, after, rows)
-            actions = self._select_rows(self._action_space, actions, rows)
+            observations = select_rows(self._observation_space, observations, rows)
+            after = select_rows(self._observation_space, after, rows)
+            actions = select_rows(self._action_space, actions, rows)
             extras = {key: values[rows] for key, values in extras.items()}
             results = tuple(each[rows] for each in results)
             valid, env_ids = valid[rows], env_ids[rows]
@@ -473,14 +479,11 @@ class Pipeline:
         self,
         group: _Group,
         observations: Any,
-        step: Callable[[npt.NDArray[np.intp], Any, dict[str, Any]], None],
-    ) -> tuple[Any, dict[str, Any]]:
-        """Asks the policy for actions, and the group to step; returns actions and extras."""
+        ask: Callable[[npt.NDArray[np.intp], Any, dict[str, Any]], None],
+    ) -> None:
+        """Asks the policy for actions, and the group to step."""
         first = group.envs[self._is_first[group.rows]].tolist() if self._caller.has_reset else []
-        return self._caller.step(group.envs, observations, None, first, ask=step)
-
-    def _ask_envs(self, envs: npt.NDArray[np.intp], actions: Any, extras: Any) -> None:
-        self._exchange.ask(envs, actions, together=True)
+        self._caller.step(group.envs, observations, first, ask)
 
     def _next_group(self) -> _Group:
         """Removes the group to take: the one that was asked first, or that is ready first."""
@@ -550,10 +553,6 @@ class Pipeline:
         self._idle_groups.clear()
         self._is_first[:] = True
         self._unfinished = False
-
-    @staticmethod
-    def _select_rows(space: gym.Space[Any], batch: Any, rows: npt.NDArray[np.intp]) -> Any:
-        return mapped(space, lambda part: select_rows(part, rows), batch)
 
 
 def _slices(envs: npt.NDArray[np.intp]) -> list[slice]:

@@ -10,17 +10,17 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shmvec._arguments import checked_count
 from shmvec._policy import InformedPolicy, Policy, PolicyCaller, check_policy, select_rows
 from shmvec.evaluation.episodes import Episode
-from shmvec.evaluation.pools import Plan, Pool, Rows, seconds_until
+from shmvec.evaluation.pools import Plan, Pool, seconds_until
 from shmvec.exchange import Answers, Exchange
 from shmvec.faults import EnvTimeoutError
 from shmvec.spaces import mapped
@@ -144,8 +144,8 @@ class Player:
     def _begin(self, pool: Pool) -> None:
         pool.begin(self._only_begun)
 
-    def _take_answers(self, pool: Pool, end: float) -> Rows | None:
-        """Takes the answers of a pool's envs; returns the rows that wait for actions."""
+    def _take_answers(self, pool: Pool, end: float) -> Batch | None:
+        """Takes the answers of a pool's envs; returns those that wait for actions."""
         self._begin(pool)
         try:
             answers = pool.take(self._batch_size, self._wait_limit(end))
@@ -157,11 +157,18 @@ class Player:
         if answers.failures:
             self._handle_failures(pool, answers)
             return None
-        rows, over = pool.add(answers)
+        rows, starting, over = pool.add(answers)
         self._begin(pool)  # first: resets keep workers busy while the policy computes
         for episode in over:
             self._end_episode(pool, episode)
-        return rows if len(rows.waiting) else None
+        if not rows:
+            return None
+        envs, observations = answers.envs, answers.observations
+        if len(rows) < len(envs):
+            waiting = np.array(rows, np.intp)
+            space = pool.exchange.single_observation_space
+            envs, observations = envs[waiting], select_rows(space, observations, waiting)
+        return Batch(pool, pool.numbers[envs], observations, starting)
 
     def _end_episode(self, pool: Pool, episode: Episode) -> None:
         pool.plan.add(episode)
@@ -197,10 +204,10 @@ class Player:
         pool = self.pool_of(number)
         return pool.playing[int(np.searchsorted(pool.numbers, number))]
 
-    def _ask_policy(self, ready: Sequence[Rows]) -> None:
+    def _ask_policy(self, ready: Sequence[Batch]) -> None:
         """Asks the policy for actions, in batches by group."""
         for group in self._groups:
-            parts = [rows for rows in ready if rows.pool.group is group]
+            parts = [batch for batch in ready if batch.pool.group is group]
             if parts:
                 group.ask_policy(parts, self._batch_size)
             lost, group.lost = group.lost, {}
@@ -208,58 +215,60 @@ class Player:
                 self._handle_lost_pool(pool, error)
 
 
+class Batch(NamedTuple):
+    """Envs of a pool that wait for actions.
+
+    Attributes:
+        pool: The pool.
+        numbers: The numbers of these envs.
+        observations: Their observations.
+        starting: The numbers of those in which an episode begins.
+    """
+
+    pool: Pool
+    numbers: npt.NDArray[np.intp]
+    observations: Any
+    starting: set[int]
+
+
 class Group:
     """Envs whose observations and actions fit into one batch.
 
-    A ``PolicyCaller`` uses it like an exchange, to ask the envs of all its pools.
-
     Attributes:
-        single_observation_space: Observation space of each env.
-        single_action_space: Action space of each env.
         task: The task of its first pool.
         lost: The pools that could not be asked, and why.
     """
 
     def __init__(self, pool: Pool, player: Player, size: int | None) -> None:
         """Makes a group for a pool; all its batches have ``size`` rows, unless that is None."""
-        self.single_observation_space = pool.exchange.single_observation_space
-        self.single_action_space = pool.exchange.single_action_space
+        exchange = pool.exchange
+        self._spaces = exchange.single_observation_space, exchange.single_action_space
         self.task = pool.plan.task
         self.lost: dict[Pool, RuntimeError] = {}
         self._pool_of = player.pool_of
-        self._caller = PolicyCaller(self, player.policy, size)
+        self._caller = PolicyCaller(*self._spaces, player.policy, size)
 
     def fits(self, exchange: Exchange) -> bool:
         """Whether the spaces of an exchange's envs are equal to the group's."""
-        return bool(
-            exchange.single_observation_space == self.single_observation_space
-            and exchange.single_action_space == self.single_action_space
-        )
+        spaces = exchange.single_observation_space, exchange.single_action_space
+        return spaces == self._spaces
 
-    def ask_policy(self, parts: Sequence[Rows], size: int) -> None:
+    def ask_policy(self, parts: Sequence[Batch], size: int) -> None:
         """Asks the policy for the actions of several pools' envs, at most ``size`` at a time."""
+        space = self._spaces[0]
         if len(parts) == 1:  # the usual case, in which nothing is copied
-            _, numbers, observations, rows, starting = parts[0]
+            _, numbers, observations, starting = parts[0]
         else:
-            numbers = np.concatenate([each.numbers[each.waiting] for each in parts])
-            waiting = map(self._waiting_observations, parts)
-            observations = mapped(self.single_observation_space, _concatenate, *waiting)
-            rows = np.arange(len(numbers))
-            starting = [number for each in parts for number in each.starting]
-        for first in range(0, len(rows), size):
-            some = rows[first : first + size]
-            all_rows = len(some) == len(rows)
-            new = starting if all_rows else [n for n in starting if n in numbers[some]]
-            self._caller.step(numbers, observations, some, new)
+            numbers = np.concatenate([each.numbers for each in parts])
+            observations = mapped(space, _concatenate, *(each.observations for each in parts))
+            starting = {number for each in parts for number in each.starting}
+        for first in range(0, len(numbers), size):
+            rows = slice(first, first + size)
+            some = mapped(space, itemgetter(rows), observations)
+            new = [number for number in numbers[rows].tolist() if number in starting]
+            self._caller.step(numbers[rows], some, new, self._ask)
 
-    def _waiting_observations(self, rows: Rows) -> Any:
-        """The observations of the envs that wait for actions."""
-        if len(rows.waiting) == len(rows.numbers):
-            return rows.observations
-        some = partial(select_rows, rows=rows.waiting)
-        return mapped(self.single_observation_space, some, rows.observations)
-
-    def ask(self, numbers: Any, actions: Any) -> None:
+    def _ask(self, numbers: npt.NDArray[np.intp], actions: Any, _: object) -> None:
         """Asks envs to step, each with its row of a batch of actions."""
         first = 0
         for pool, pool_numbers in groupby(numbers.tolist(), self._pool_of):
@@ -267,7 +276,7 @@ class Group:
             part = actions
             if end - first < len(numbers):
                 part_rows = itemgetter(slice(first, end))
-                part = mapped(self.single_action_space, part_rows, actions)
+                part = mapped(self._spaces[1], part_rows, actions)
             try:
                 pool.ask(numbers[first:end], part)
             except RuntimeError as error:  # its worker has died, and with it its exchange

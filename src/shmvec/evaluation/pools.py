@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from shmvec.evaluation.episodes import EPISODE_OPTION, Episode
 from shmvec.evaluation.tasks import EnvFn, Task
 from shmvec.exchange import Answers, Exchange
 
-__all__ = ["Plan", "Pool", "Rows", "seconds_until"]
+__all__ = ["Plan", "Pool", "seconds_until"]
 
 
 @dataclass(eq=False)
@@ -75,24 +75,6 @@ class Plan:
         if only_begun:
             return sum(bool(each.steps or each.repeats) for each in self.waiting)
         return len(self.waiting)
-
-
-class Rows(NamedTuple):
-    """Answers of a pool's envs, some of which wait for actions.
-
-    Attributes:
-        pool: The pool.
-        numbers: The numbers of the envs that have answered.
-        observations: Their observations, batched.
-        waiting: The rows of those that wait for actions.
-        starting: The numbers of the envs in which an episode begins.
-    """
-
-    pool: Pool
-    numbers: npt.NDArray[np.intp]
-    observations: Any
-    waiting: npt.NDArray[np.intp]
-    starting: list[int]
 
 
 class Pool:
@@ -166,11 +148,16 @@ class Pool:
         # Only those that are ready: the others step while the policy is busy with these.
         return exchange.take(count=min(most, exchange.num_in_flight), least=1)
 
-    def add(self, answers: Answers) -> tuple[Rows, list[Episode]]:
-        """Adds answers to the episodes; returns the rows, and the episodes that are over."""
+    def add(self, answers: Answers) -> tuple[list[int], set[int], list[Episode]]:
+        """Adds answers to the episodes.
+
+        Returns:
+            The rows of the envs that wait for actions; the numbers of those in which an episode
+            begins; and the episodes that are over.
+        """
         over = answers.terminations | answers.truncations
         rows: list[int] = []
-        starting: list[int] = []
+        starting: set[int] = set()
         broken: list[int] = []
         ended: list[Episode] = []
         for row, env in enumerate(answers.envs.tolist()):
@@ -182,7 +169,7 @@ class Pool:
                 episode.interrupt()
                 broken.append(env)
             elif was_reset:
-                starting.append(int(self.numbers[env]))
+                starting.add(int(self.numbers[env]))
                 rows.append(row)
             else:
                 episode.steps += 1
@@ -196,9 +183,7 @@ class Pool:
                 else:
                     rows.append(row)
         self._reset(broken)
-        numbers = self.numbers[answers.envs]
-        waiting = np.array(rows, np.intp)
-        return Rows(self, numbers, answers.observations, waiting, starting), ended
+        return rows, starting, ended
 
     def remove_episode(self, env: int) -> Episode:
         """Takes an env's episode away from it, and returns it."""
