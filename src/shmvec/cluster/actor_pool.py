@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from shmvec.cluster.backend import ActorLostError, Backend, LocalBackend, Node
+from shmvec.cluster.backend import ActorLostError, LocalBackend, Node
 from shmvec.cluster.ray_backend import RayBackend
 
 __all__ = ["CLOSE_TIMEOUT_S", "ActorPool", "Place"]
@@ -111,7 +111,9 @@ class ActorPool(Generic[P]):
         Raises:
             ImportError: Ray is not installed.
         """
-        self.backend: Backend = LocalBackend() if local else RayBackend(options or {})
+        self.backend: LocalBackend | RayBackend = (
+            LocalBackend() if local else RayBackend(options or {})
+        )
         self.places: list[P] = []
         self.keeps_places = self.adds_new_nodes = False
         self.first_report: Any = None

@@ -1,13 +1,12 @@
-"""``Backend``: starts actors, each with an object, in this process or, by Ray, on nodes.
+"""Actors, each with an object, and ``LocalBackend``, which has them in this process.
 
-The caller need not know which. ``LocalBackend``, for this process, makes a call when its result is
-taken, so the order of calls does not depend on time.
+It makes a call when its result is taken, so the order of calls does not depend on time.
+``RayBackend`` (``ray_backend.py``) has the same methods for actors on nodes.
 """
 
 from __future__ import annotations
 
 import pickle
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["Actor", "ActorLostError", "Backend", "LocalBackend", "Node"]
+__all__ = ["Actor", "ActorLostError", "LocalBackend", "Node"]
 
 
 class ActorLostError(Exception):
@@ -64,63 +63,6 @@ class Actor:
         return getattr(target, method)(*args)
 
 
-class Backend(ABC):
-    """Starts actors and calls them, in this process or on the nodes of a cluster."""
-
-    @property
-    @abstractmethod
-    def is_shut_down(self) -> bool:
-        """Whether Ray was shut down; all actors have ended with it."""
-
-    @abstractmethod
-    def nodes(self) -> list[Node]:
-        """The nodes that are alive."""
-
-    @abstractmethod
-    def describe_resources(self) -> str:
-        """A text for messages about nodes, CPUs and GPUs."""
-
-    @abstractmethod
-    def put(self, value: Any) -> Any:
-        """Copies a value for use as an argument of calls."""
-
-    @abstractmethod
-    def start(self, name: str, node: Node | None, cpus: float, gpus: float) -> Any:
-        """Starts an actor, and does not wait.
-
-        Args:
-            name: The actor's name, for messages.
-            node: Node to start it on. None: any with room; actors are spread over all.
-            cpus: Number of CPUs reserved for it.
-            gpus: Number of GPUs reserved for it.
-        """
-
-    @abstractmethod
-    def ask(self, actor: Any, method: str, *args: Any) -> Any:
-        """Queues a call of ``Actor.call``; returns a key for it."""
-
-    @abstractmethod
-    def ready(self, calls: Sequence[Any], timeout: float) -> list[Any]:
-        """Waits until at least one call is done, or the time is up; returns the calls done."""
-
-    @abstractmethod
-    def result(self, call: Any) -> tuple[str, Any]:
-        """Waits for a call; returns its node, for messages, and its result.
-
-        Raises:
-            ActorLostError: The actor is gone.
-            Exception: The call has raised it.
-        """
-
-    @abstractmethod
-    def cancel(self, calls: Iterable[Any]) -> None:
-        """Discards calls that have not begun."""
-
-    @abstractmethod
-    def end(self, actor: Any) -> None:
-        """Ends an actor at once."""
-
-
 class PickledValue:
     """A pickled value, as it would be on another node."""
 
@@ -135,30 +77,41 @@ class PickledValue:
         return pickle.loads(self._content, buffers=self._buffers)
 
 
-class LocalBackend(Backend):
-    """Actors in this process."""
+class LocalBackend:
+    """Starts actors in this process, and calls them; ``RayBackend`` does so on nodes.
+
+    Attributes:
+        is_shut_down: Whether Ray was shut down; all actors have ended with it.
+    """
 
     NODE = Node("here", "this process", 1, 0)
     is_shut_down = False
 
     def nodes(self) -> list[Node]:
-        """This process."""
+        """The nodes that are alive."""
         return [self.NODE]
 
     def describe_resources(self) -> str:
-        """This process."""
+        """A text for messages about nodes, CPUs and GPUs."""
         return self.NODE.name
 
     def put(self, value: Any) -> PickledValue:
-        """Pickles the value as for another node."""
+        """Copies a value for use as an argument of calls."""
         return PickledValue(value)
 
     def start(self, name: str, node: Node | None, cpus: float, gpus: float) -> Actor:
-        """An actor."""
+        """Starts an actor, and does not wait.
+
+        Args:
+            name: The actor's name, for messages.
+            node: Node to start it on. None: any with room; actors are spread over all.
+            cpus: Number of CPUs reserved for it.
+            gpus: Number of GPUs reserved for it.
+        """
         return Actor(name)
 
     def ask(self, actor: Actor, method: str, *args: Any) -> Callable[[], Any]:
-        """Returns a function that makes the call."""
+        """Queues a call of ``Actor.call``; returns a key for it: here, a function that makes it."""
         return partial(self._call, actor, method, *args)
 
     def _call(self, actor: Actor, method: str, *args: Any) -> Any:
@@ -167,17 +120,27 @@ class LocalBackend(Backend):
         )
 
     def ready(self, calls: Sequence[Any], timeout: float) -> list[Any]:
-        """The first call; ``result`` makes it."""
+        """Waits until a call is done, or the time is up; returns the calls done: here, the first.
+
+        It is made by ``result``.
+        """
         return list(calls[:1])
 
     def result(self, call: Callable[[], Any]) -> tuple[str, Any]:
-        """Makes the call; its result is a read-only copy, as it would come from another node."""
+        """Waits for a call; returns its node, for messages, and its result.
+
+        The result is a read-only copy, as it would come from another node.
+
+        Raises:
+            ActorLostError: The actor is gone.
+            Exception: The call has raised it.
+        """
         return self.NODE.name, PickledValue(call()).load()
 
     def cancel(self, calls: Iterable[Any]) -> None:
-        """Does nothing: a call is made only by ``result``."""
+        """Discards calls that have not begun."""
 
     def end(self, actor: Actor) -> None:
-        """Closes the object, if it is open."""
+        """Ends an actor at once; its object, if it is open, is closed."""
         if actor.object is not None:
             actor.call("close")

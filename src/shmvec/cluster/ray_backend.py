@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from shmvec.cluster.backend import Actor, ActorLostError, Backend, Node
+from shmvec.cluster.backend import Actor, ActorLostError, Node
 from shmvec.faults import Failure, RemoteTraceback, add_note
 
 __all__ = ["RayBackend"]
 
 
-class RayBackend(Backend):
-    """Actors of Ray's, on the nodes of a cluster."""
+class RayBackend:
+    """Actors of Ray's, on the nodes of a cluster; its methods are those of ``LocalBackend``."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """Connects to the cluster, or starts Ray on this machine, unless Ray runs already.
