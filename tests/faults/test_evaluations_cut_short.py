@@ -193,7 +193,7 @@ OURS = """
 
 def test_after_an_exception_at_any_moment_the_envs_can_be_used():
     body = """
-        FILES = "call.py", "player.py", "pools.py", "_policy.py", "vector_env.py", "exchange.py"
+        FILES = "call.py", "player.py", "_policy.py", "vector_env.py", "exchange.py"
         envs = ShmVectorEnv([Walk] * 3, num_workers=2)
         expected = evaluate(envs, act, 3, seeds=3).returns.tolist()
         moments, n = Ours(23), 0

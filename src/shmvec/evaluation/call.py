@@ -23,8 +23,7 @@ from shmvec._hints import refuse_unknown
 from shmvec._options import OPTIONS, Fallback, MaxWorkers
 from shmvec._policy import Policy, as_policy, check_policy
 from shmvec.evaluation.episodes import Episode, draw_seeds, record_videos
-from shmvec.evaluation.player import Player
-from shmvec.evaluation.pools import Plan, Pool, seconds_until
+from shmvec.evaluation.player import Plan, Player, Pool, seconds_until
 from shmvec.evaluation.progress import reporting
 from shmvec.evaluation.results import SUCCESS, Evaluation, evaluation_of
 from shmvec.evaluation.suite_results import SuiteEvaluation

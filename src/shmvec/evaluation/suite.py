@@ -21,8 +21,7 @@ from shmvec._options import exchange_settings
 from shmvec._policy import Policy
 from shmvec.evaluation.episodes import Episode
 from shmvec.evaluation.memory import Budget, parse_bytes
-from shmvec.evaluation.player import Player
-from shmvec.evaluation.pools import Plan, Pool
+from shmvec.evaluation.player import Plan, Player, Pool
 from shmvec.evaluation.record import to_plain
 from shmvec.evaluation.tasks import EnvFn, Task
 from shmvec.exchange import Answers, AutoresetMode, Exchange
@@ -177,23 +176,20 @@ class SuitePlayer(Player):
         self._retries = retries
         self._keys = keys
         self._recording = recording
-        limits = {
-            name: _DEFAULT_TIMEOUT_S if vector_options.get(name) is None else vector_options[name]
-            for name in ("step_timeout", "reset_timeout")
-        }
-        self._start_limit_s: float = limits["reset_timeout"]
-        self._options = {
+        self._options: dict[str, Any] = {
             "context": "forkserver",  # the caller may have threads, and envs of several kinds
             "wait_policy": "park",  # there are as many processes as cores, or more
             "threads_per_worker": 1,
+            "step_timeout": _DEFAULT_TIMEOUT_S,
+            "reset_timeout": _DEFAULT_TIMEOUT_S,
             **{name: value for name, value in vector_options.items() if value is not None},
-            **limits,
             "num_workers": 1,
             "faults": FaultPolicy(),
             "autoreset_mode": AutoresetMode.DISABLED,
             "log_errors": False,
         }
         exchange_settings(1, self._options_of(0))  # refuses wrong options now
+        self._start_limit_s: float = self._options["reset_timeout"]
         self._ending: list[SuitePool] = []
         self._last_memory_check = 0.0
         self._may_start = True  # whether there may be a pool to start
