@@ -256,11 +256,6 @@ class Collector:
         arguments = self._fragment_length, runner.number, seed, share
         return f"runner {runner.number}", Runner, *self._pickled_makers, *arguments
 
-    def _drop_runner(self, runner: _RunnerPlace, why: Exception) -> None:
-        if runner in self._ready_runners:
-            self._ready_runners.remove(runner)
-        self._pool.drop_lost(runner, why)
-
     def _log_stats(self) -> None:
         now = time.monotonic()
         if now - self._logged_at >= _LOG_INTERVAL_S:
@@ -334,13 +329,13 @@ class Collector:
                 try:
                     self._pool.take(runner)
                 except Exception as error:  # its node is at fault, since others have started
-                    self._drop_runner(runner, error)
+                    self._pool.drop_lost(runner, error)
                 return None
             fragment: Fragment = self._pool.take(runner)
             if fragment.index != runner.fragments:
                 raise ActorLostError("Ctrl-C has interrupted an earlier request to it")
         except ActorLostError as error:
-            self._drop_runner(runner, error)
+            self._pool.drop_lost(runner, error)
             return None
         if self._round:
             self._round.popleft()

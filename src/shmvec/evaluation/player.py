@@ -302,9 +302,8 @@ class Player:
     def _manage_pools(self, now: float) -> None:
         """Starts and ends pools."""
 
-    def _running_pools(self) -> Sequence[Pool]:
-        """The pools that have started."""
-        return self.pools
+    def _running_pools(self) -> list[Pool]:
+        return [pool for pool in self.pools if pool.group is not None]
 
     def _has_work(self) -> bool:
         """Whether anything is left to do."""

@@ -202,9 +202,6 @@ class SuitePlayer(Player):
         super().add(episodes)
         self._may_start = True
 
-    def _running_pools(self) -> Sequence[SuitePool]:
-        return [pool for pool in self.pools if pool.group is not None]
-
     def _has_work(self) -> bool:
         return bool(self.pools or self._ending or any(map(self._num_due, self.plans.values())))
 
