@@ -310,7 +310,7 @@ MISTAKES = r"""
 -            taken = {number for each in [*self.pools, *self._ending] for number in each.numbers}
 +            taken = {number for each in self.pools for number in each.numbers}
 
-= failed-though-played src/shmvec/evaluation/suites.py 2b849d4
+= failed-though-played src/shmvec/evaluation/call.py 2b849d4
   an env's failure is its own :: test_suites.py
 -        if not all(episode.settled for episode in played[name])
 +        if True
