@@ -17,15 +17,7 @@ from multiprocessing import process, resource_tracker, spawn, util
 from pickle import loads
 from typing import Any
 
-from shmvec._core import Channel
-from shmvec._processes.worker import (
-    SCHEDULER_SIGNALS,
-    Orphaned,
-    Parent,
-    Task,
-    apply_environ,
-    run_worker,
-)
+from shmvec._processes.worker import SCHEDULER_SIGNALS, Orphaned, Parent, Task, run_worker
 from shmvec._processes.worker_process import WorkerProcess
 
 __all__ = [
@@ -50,14 +42,12 @@ class StartMessage:
 
     Attributes:
         task: Its instructions as a worker.
-        name: The name of the process.
         identity: Attributes that ``multiprocessing`` gives a process in the parent.
         preparation: The argument for ``multiprocessing.spawn.prepare``.
         cores: The cores that the parent may use.
     """
 
     task: Task
-    name: str
     identity: dict[str, Any]
     preparation: dict[str, Any]
     cores: set[int]
@@ -151,15 +141,14 @@ def run_as_worker(descriptor: int, parent: int) -> None:
 
 def become_worker(descriptor: int, parent_pid: int) -> WorkerProcess:
     """Receives from the parent what this process needs to become a worker."""
-    parent = Parent(parent_pid, Channel(descriptor))
+    parent = Parent(parent_pid, descriptor)
     packed, descriptors = parent.receive(0)
     start: StartMessage = loads(packed)
-    apply_environ(start.task.environ)
     os.sched_setaffinity(0, start.cores)
     spawn.prepare(start.preparation)
     # The whole program has one resource tracker. A worker's own would remove what others still use.
     resource_tracker._resource_tracker._fd = descriptors[0]  # type: ignore[attr-defined]
     received_descriptors[:] = descriptors[1:]
-    worker = WorkerProcess(target=run_worker, args=(start.task, parent), name=start.name)
+    worker = WorkerProcess(target=run_worker, args=(start.task, lambda: parent))
     worker.__dict__.update(start.identity)
     return worker

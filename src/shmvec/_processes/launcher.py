@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
-from multiprocessing.process import current_process
 from multiprocessing.reduction import ForkingPickler
 from pickle import dumps
 from typing import Any
@@ -35,7 +34,7 @@ from shmvec._processes.interpreter import (
 from shmvec._processes.libraries import end_opencv_threads, note_libraries, thread_variables
 from shmvec._processes.preloading import import_reported, prepare_to_fork, reported_modules
 from shmvec._processes.registry import pack_registry
-from shmvec._processes.worker import Task, run_forked
+from shmvec._processes.worker import Parent, Task, run_worker
 from shmvec._processes.worker_process import WorkerProcess
 
 __all__ = ["Launcher", "fill_closed_streams"]
@@ -43,6 +42,8 @@ __all__ = ["Launcher", "fill_closed_streams"]
 # Prefixes of variables that workers do not get. MPI's are only for its ranks, and PYTHONINSPECT
 # makes an interpreter prompt the user at its end.
 _EXCLUDED_PREFIXES = ("OMPI_", "PMI_", "PYTHONINSPECT")
+# Attributes that multiprocessing gives a process.
+_IDENTITY = ("_name", "_identity", "_parent_pid", "_parent_name", "_start_method")
 _STDERR_FD = 2
 _SERVER_ATTEMPTS = 3  # to find a live fork server
 
@@ -145,9 +146,9 @@ class Launcher:
         channel = channels[0]
         try:
             process = WorkerProcess(
-                target=run_forked,
+                target=run_worker,
                 name=f"Worker<{self._name}>-{index}",
-                args=(task, worker_end.fileno(), os.getpid()),
+                args=(task, partial(Parent, os.getpid(), worker_end.fileno())),
                 daemon=self._settings.daemon,
             )
             vars(process)["_start_method"] = self._method  # also that of what envs start
@@ -186,13 +187,7 @@ class Launcher:
     def _send_start_message(self, channel: Channel, process: WorkerProcess, task: Task) -> None:
         start = StartMessage(
             task=task,
-            name=process.name,
-            identity={
-                "_identity": process._identity,
-                "_parent_pid": os.getpid(),
-                "_parent_name": current_process().name,
-                "_start_method": self._method,
-            },
+            identity={name: vars(process)[name] for name in _IDENTITY},
             preparation=spawn_preparation(process.name),
             cores=os.sched_getaffinity(0),
         )

@@ -46,9 +46,7 @@ __all__ = [
     "Orphaned",
     "Parent",
     "Task",
-    "run_forked",
     "run_worker",
-    "apply_environ",
 ]
 
 _SLICE_MS = 50
@@ -108,10 +106,10 @@ class Parent:
     pack = staticmethod(pickle_value)
     unpack = staticmethod(loads)
 
-    def __init__(self, pid: int, channel: Channel) -> None:
-        """Takes the worker's end of the control channel."""
+    def __init__(self, pid: int, descriptor: int) -> None:
+        """Takes the parent's process id, and the worker's end of the control channel."""
         self.pid = pid
-        self._channel = channel
+        self._channel = channel = Channel(descriptor)
         # Programs that envs execute must not keep the channel open beyond this process's death.
         os.set_inheritable(channel.fileno(), False)
         self.depot: Depot | None = None
@@ -202,20 +200,14 @@ def _too_many_files_error() -> OSError:
     )
 
 
-def run_forked(task: Task, descriptor: int, parent_pid: int) -> None:
-    """The main function of a worker that the parent has forked; ``descriptor`` is its channel."""
-    with contextlib.suppress(Orphaned):
-        apply_environ(task.environ)
-        run_worker(task, Parent(parent_pid, Channel(descriptor)))
-
-
-def run_worker(task: Task, parent: Parent) -> None:
+def run_worker(task: Task, connect: Callable[[], Parent]) -> None:
     """The main function of a worker process; it ends silently if its parent is gone."""
     with contextlib.suppress(Orphaned):
-        _run(task, parent)
+        _run(task, connect())
 
 
 def _run(task: Task, parent: Parent) -> None:
+    _apply_environ(task.environ)
     _ignore_program_signals()
     lead_family(task.mark)
     parent.start_watchdog(task.mark)
@@ -274,8 +266,7 @@ def _ignore_program_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENT_SIGNALS)
 
 
-def apply_environ(changes: Mapping[str, str | None]) -> None:
-    """Changes environment variables; None removes one."""
+def _apply_environ(changes: Mapping[str, str | None]) -> None:
     for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
