@@ -30,7 +30,7 @@ from shmvec._processes.interpreter import become_worker, start_interpreter
 from shmvec._processes.output import flush_output
 from shmvec._processes.preloading import preimport
 from shmvec._processes.worker import Orphaned
-from shmvec._processes.worker_process import kill_child_group, reap_child
+from shmvec._processes.worker_process import reap_child
 
 __all__ = ["ForkServer", "fork_server", "serve", "servers"]
 
@@ -40,7 +40,7 @@ _STOP_TIMEOUT_S = 1.0
 _CONTINUE_INTERVAL_S = 1.0  # between two SIGCONT to a server that may have been stopped
 _MAX_ANSWER_BYTES = 64
 
-_FORK, _IMPORT, _REAP, _KILL_GROUP, _STALE = b"fork", b"import", b"reap", b"group", b"stale"
+_FORK, _IMPORT, _REAP, _STALE = b"fork", b"import", b"reap", b"stale"
 _MAX_REQUEST_BYTES = 100_000  # a packet of 200 KiB is too large
 _MAX_DESCRIPTORS = 5  # of a request: the pipe for the answer, the channel, the standard streams
 
@@ -97,14 +97,10 @@ class ForkServer:
         with suppress(BrokenPipeError, ConnectionResetError):  # the server has ended
             self._socket.sendall(_IMPORT + names)
 
-    def exit_code(self, pid: int) -> int | None:
-        """The exit code of an ended worker, which frees its process id; None: unknown."""
-        answer = self._ask(_REAP + str(pid).encode(), [])
+    def reap(self, pid: int, kills_group: bool) -> int | None:
+        """Reaps an ended worker; see ``reap_child``."""
+        answer = self._ask(_REAP + b"%d %d" % (pid, kills_group), [])
         return int(answer) if answer else None
-
-    def kill_group(self, pid: int) -> None:
-        """Kills what is left of an ended worker's process group."""
-        self._ask(_KILL_GROUP + str(pid).encode(), [])
 
     def fileno(self) -> int:
         """The descriptor of the socket to the server."""
@@ -255,12 +251,10 @@ def _serve(descriptor: int, parent: int, files: dict[str, int]) -> None:
                 answer = b"%d" % worker
             elif request == _FORK:
                 answer = _STALE
-            elif request.startswith(_REAP):
-                status = reap_child(int(request[len(_REAP) :]))
-                answer = b"" if status is None else b"%d" % status
             else:
-                kill_child_group(int(request[len(_KILL_GROUP) :]))
-                answer = _KILL_GROUP
+                pid, kills_group = map(int, request[len(_REAP) :].split())
+                status = reap_child(pid, bool(kills_group))
+                answer = b"" if status is None else b"%d" % status
             try:
                 os.write(reply, answer)
             except BrokenPipeError:  # the parent has stopped waiting

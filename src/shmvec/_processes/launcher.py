@@ -201,7 +201,7 @@ class Launcher:
             if self._server is None or not self._server.usable:
                 environ = heritable_environ(self._shared_environ())
                 self._server = fork_server(self._settings.preload, environ, self.shares_imports)
-            if process.start_by(partial(self._server.fork, descriptor), self._server):
+            if process.start_by(partial(self._server.fork, descriptor), self._server.reap):
                 return self._server.environ
         raise OSError(
             "no fork server could be started: each ended before it had forked a worker. Its output "

@@ -604,7 +604,7 @@ class Supervisor:
         if parents:
             end_families([self._marks[index] for index in parents], _FAMILY_SIGTERM_TIMEOUT_S)
         for index in parents:
-            self.processes[index].kill_group()
+            self.processes[index].reap_with_group()
         self._unended_families -= parents
 
     def _release(self, index: int, *, runs_on: bool = False) -> None:

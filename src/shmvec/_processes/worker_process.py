@@ -12,25 +12,37 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from multiprocessing import process
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from shmvec._core import Descriptor, fork
 from shmvec._processes.output import flush_output
 
-__all__ = ["WorkerProcess", "reap_child", "kill_child_group"]
+__all__ = ["WorkerProcess", "reap_child"]
 
 SIGKILL_TIMEOUT_S = 10.0  # for a killed process to end; one that hangs in the kernel does not
 _POLL_INTERVAL_S = 0.001
 _UNKNOWN_EXIT_CODE = 255  # multiprocessing's exit code where it is unknown
 
 
-def reap_child(pid: int) -> int | None:
+Reap = Callable[[int, bool], int | None]  # reap_child, here or in a fork server
+
+
+def reap_child(pid: int, kills_group: bool = False) -> int | None:
     """Waits for a child that has ended or was killed; returns its exit code.
 
-    None: it was waited for before, or hangs in the kernel.
+    Args:
+        pid: Its process id.
+        kills_group: Whether what is left of its process group is killed first. Afterwards, another
+            process may have its id.
+
+    Returns:
+        The exit code; None: it was waited for before, or hangs in the kernel.
     """
     deadline = time.monotonic() + SIGKILL_TIMEOUT_S
     with suppress(ChildProcessError):
+        if kills_group and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
         while True:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -39,31 +51,6 @@ def reap_child(pid: int) -> int | None:
                 break
             time.sleep(_POLL_INTERVAL_S)
     return None
-
-
-def kill_child_group(pid: int) -> None:
-    """Kills what is left of the process group of a child that has ended.
-
-    Does nothing if the child was waited for before, since another process may have its id by now.
-    """
-    with suppress(ChildProcessError, ProcessLookupError, PermissionError):
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            os.killpg(pid, signal.SIGKILL)
-
-
-class ChildOwner(Protocol):
-    """The owner of a process, whose child it is: this process, or a fork server."""
-
-    def exit_code(self, pid: int) -> int | None:
-        """Waits for an ended process; returns its exit code, or None if that is unknown."""
-
-    def kill_group(self, pid: int) -> None:
-        """Kills what is left of its process group, if it has ended and was not waited for yet."""
-
-
-class _ThisProcess:
-    exit_code = staticmethod(reap_child)
-    kill_group = staticmethod(kill_child_group)
 
 
 class ProcessHandle:
@@ -75,12 +62,12 @@ class ProcessHandle:
         is_exit_code_known: Whether its exit code is known.
     """
 
-    def __init__(self, pid: int, owner: ChildOwner) -> None:
+    def __init__(self, pid: int, reap: Reap) -> None:
         """Opens the pidfd of a process.
 
         Args:
             pid: Its process id.
-            owner: The owner whose child it is.
+            reap: Reaps it; called in the process whose child it is: this one, or a fork server.
 
         Raises:
             OSError: This system has no pidfds, or forbids them.
@@ -88,7 +75,7 @@ class ProcessHandle:
         self.pid = pid
         self.returncode: int | None = None
         self.is_exit_code_known = True
-        self._owner = owner
+        self._reap = reap
         try:
             self._descriptor = Descriptor(os.pidfd_open, pid)
         except OSError as error:
@@ -104,10 +91,10 @@ class ProcessHandle:
         """The exit code, if the process has ended."""
         return self.wait(0.0)
 
-    def wait(self, timeout: float | None = None) -> int | None:
+    def wait(self, timeout: float | None = None, kills_group: bool = False) -> int | None:
         """Waits for the process to end; returns its exit code, None after ``timeout`` seconds."""
         if self.returncode is None and self.has_ended(timeout):
-            code = self._owner.exit_code(self.pid)
+            code = self._reap(self.pid, kills_group)
             if self.returncode is None:  # another thread may have set it
                 self.is_exit_code_known = code is not None
                 self.returncode = code if code is not None else _UNKNOWN_EXIT_CODE
@@ -136,11 +123,6 @@ class ProcessHandle:
             except PermissionError:
                 return False
         return True
-
-    def kill_group(self) -> None:
-        """Kills what is left of its process group, if it has ended and was not waited for."""
-        if self.returncode is None:
-            self._owner.kill_group(self.pid)
 
     def interrupt(self) -> None:
         """Sends SIGINT."""
@@ -175,29 +157,26 @@ class WorkerProcess(process.BaseProcess):
     _args: Any
     _kwargs: Any
 
-    def start_by(
-        self, begin: Callable[[list[int]], object], owner: ChildOwner | None = None
-    ) -> bool:
+    def start_by(self, begin: Callable[[list[int]], object], reap: Reap = reap_child) -> bool:
         """Starts the process; ends it if a signal's handler interrupts this.
 
         Args:
             begin: Starts the process, and appends its id to a list. A process that was started and
                 whose id was not appended must end by itself when its channel is closed.
-            owner: The owner whose child it becomes; None: this process.
+            reap: Reaps the process.
 
         Returns:
             Whether it was started: whether ``begin`` has appended something.
         """
         pids: list[int] = []
-        owner = owner or _ThisProcess()
         try:
             begin(pids)
             if pids:
-                self._set_running(pids[0], owner)
+                self._set_running(ProcessHandle(pids[0], reap))
         except BaseException:
             if pids and self._popen is None:
                 os.kill(pids[0], signal.SIGKILL)
-                owner.exit_code(pids[0])
+                reap(pids[0], False)
             raise
         return bool(pids)
 
@@ -231,10 +210,9 @@ class WorkerProcess(process.BaseProcess):
         code: int = self._bootstrap(parent_sentinel=parent)  # type: ignore[attr-defined]
         return code
 
-    def _set_running(self, pid: int, owner: ChildOwner) -> None:
-        """Notes that the process runs; the arguments are those of ``ProcessHandle``."""
+    def _set_running(self, handle: ProcessHandle) -> None:
         process._cleanup()  # type: ignore[attr-defined]
-        self._popen = ProcessHandle(pid, owner)
+        self._popen = handle
         self._sentinel = self._popen.sentinel  # as close() expects
         del self._target, self._args, self._kwargs
         process._children.add(self)  # type: ignore[attr-defined]
@@ -248,10 +226,10 @@ class WorkerProcess(process.BaseProcess):
         """Whether the process ends within so many seconds, or never ran. It is not reaped."""
         return self._popen is None or self._popen.has_ended(timeout)
 
-    def kill_group(self) -> None:
-        """Kills what is left of its process group, if it has ended and was not waited for."""
+    def reap_with_group(self) -> None:
+        """Reaps the process if it has ended, and first kills what is left of its process group."""
         if self._popen is not None:
-            self._popen.kill_group()
+            self._popen.wait(0.0, kills_group=True)
 
     @property
     def known_exitcode(self) -> int | None:
