@@ -607,15 +607,12 @@ class Supervisor:
             self.processes[index].reap_with_group()
         self._unended_families -= parents
 
-    def _release(self, index: int, *, runs_on: bool = False) -> None:
+    def _release(self, index: int) -> None:
         """Closes what belongs to a process that has ended, or runs on until this one ends."""
         self.channels[index].close()
         for stderr in self._stderrs[index : index + 1]:  # it may be missing: its pipe has failed
             stderr.close()
-        if runs_on:
-            self.processes[index].abandon()
-        else:
-            self.processes[index].release()
+        self.processes[index].release()
 
     def dismiss(self) -> None:
         """Tells workers that wait for the segment that there will be none."""
@@ -686,7 +683,7 @@ class Supervisor:
             if survivors:
                 log.warning("%s", self._survivors_error(survivors).strerror)
             for index in survivors:
-                self._release(index, runs_on=True)
+                self._release(index)
             self._close_descriptors()
             self.ended = True
             if self._inline_worker is not None:

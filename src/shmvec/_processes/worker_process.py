@@ -136,11 +136,9 @@ class ProcessHandle:
         """Sends SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Closes the pidfd; the exit code of an ended process is kept."""
         self._descriptor.close()
-
-    close = release
 
 
 class WorkerProcess(process.BaseProcess):
@@ -172,7 +170,11 @@ class WorkerProcess(process.BaseProcess):
         try:
             begin(pids)
             if pids:
-                self._set_running(ProcessHandle(pids[0], reap))
+                process._cleanup()  # type: ignore[attr-defined]
+                self._popen = ProcessHandle(pids[0], reap)
+                self._sentinel = self._popen.sentinel  # as BaseProcess.close() expects
+                del self._target, self._args, self._kwargs
+                process._children.add(self)  # type: ignore[attr-defined]
         except BaseException:
             if pids and self._popen is None:
                 os.kill(pids[0], signal.SIGKILL)
@@ -210,13 +212,6 @@ class WorkerProcess(process.BaseProcess):
         code: int = self._bootstrap(parent_sentinel=parent)  # type: ignore[attr-defined]
         return code
 
-    def _set_running(self, handle: ProcessHandle) -> None:
-        process._cleanup()  # type: ignore[attr-defined]
-        self._popen = handle
-        self._sentinel = self._popen.sentinel  # as close() expects
-        del self._target, self._args, self._kwargs
-        process._children.add(self)  # type: ignore[attr-defined]
-
     @property
     def sentinel(self) -> int:
         """Its pidfd, readable once it has ended; -1 before its start and after its release."""
@@ -242,16 +237,16 @@ class WorkerProcess(process.BaseProcess):
         return self._popen is None or self._popen.send_signal(number)
 
     def release(self) -> None:
-        """Reaps the process, which has ended if it ever ran, and closes its pidfd."""
+        """Reaps the process if it has ended, and gives it up."""
         if self._popen is not None:
-            self.join()
+            self._popen.poll()
         self.abandon()
 
     def abandon(self) -> None:
         """Closes its pidfd; when this process ends, multiprocessing does not wait for it."""
         process._children.discard(self)  # type: ignore[attr-defined]
         if self._popen is not None:
-            self._popen.release()
+            self._popen.close()
 
     def run(self) -> None:
         """Runs in the new process."""
