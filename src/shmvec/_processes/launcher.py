@@ -32,7 +32,7 @@ from shmvec._processes.interpreter import (
     start_interpreter,
 )
 from shmvec._processes.libraries import end_opencv_threads, note_libraries, thread_variables
-from shmvec._processes.preloading import import_reported, prepare_to_fork, reported_modules
+from shmvec._processes.preloading import prepare_to_fork, reported_modules
 from shmvec._processes.registry import pack_registry
 from shmvec._processes.worker import Parent, Task, run_worker
 from shmvec._processes.worker_process import WorkerProcess
@@ -117,8 +117,9 @@ class Launcher:
         """
         envs, starts = self._ranges[index], self._start_counts[index]
         if self._method == "fork":
-            import_reported()
-            if starts:  # other libraries may have been loaded since the start
+            if reported_modules:
+                prepare_to_fork()
+            elif starts:  # other libraries may have been loaded since the start
                 note_libraries()
         task = Task(
             index=index,

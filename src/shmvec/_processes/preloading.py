@@ -13,8 +13,8 @@ import random
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from shmvec._processes.libraries import note_libraries
 __all__ = [
     "ImportRecorder",
     "preimport",
-    "import_reported",
     "num_threads",
     "prepare_to_fork",
     "reported_modules",
@@ -115,41 +114,26 @@ def num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def prepare_to_fork(preload: Iterable[str]) -> None:
+def prepare_to_fork(preload: Iterable[str] = ()) -> None:
     """Has workers that are forked from this process share modules and classes with it.
 
     Args:
-        preload: Names of modules to import.
+        preload: Names of modules to import, besides those that were reported.
 
     Raises:
         ImportError: One of them cannot be imported.
     """
-    with _preserve_generators():
-        for name in preload:
-            importlib.import_module(name)
-    share_classes()
-    note_libraries()
-
-
-def import_reported() -> None:
-    """Imports the reported modules in this process, for workers that it is about to fork."""
-    if reported_modules:
-        with _preserve_generators():
-            preimport(reported_modules)
-        reported_modules.clear()
-        share_classes()
-        note_libraries()
-
-
-@contextmanager
-def _preserve_generators() -> Iterator[None]:
-    """Restores the global generators at the end, because modules may seed them."""
     state, array_state = random.getstate(), np.random.get_state(legacy=False)
     try:
-        yield
-    finally:
+        for name in preload:
+            importlib.import_module(name)
+        preimport(reported_modules)
+    finally:  # modules may seed the global generators
         random.setstate(state)
         np.random.set_state(array_state)
+    reported_modules.clear()
+    share_classes()
+    note_libraries()
 
 
 def preimport(names: Iterable[str], quiet: bool = True) -> None:
@@ -165,13 +149,9 @@ def preimport(names: Iterable[str], quiet: bool = True) -> None:
         if name in sys.modules:
             continue
         try:
-            with warnings.catch_warnings(record=True) as caught:
+            with warnings.catch_warnings(record=True) if quiet else nullcontext():
                 importlib.import_module(name)
         except KeyboardInterrupt:
             raise
         except BaseException:  # SystemExit and exceptions of test runners too
-            continue
-        for each in () if quiet else caught:
-            warnings.showwarning(
-                each.message, each.category, each.filename, each.lineno, each.file, each.line
-            )
+            pass
