@@ -15,9 +15,9 @@ from resource import RUSAGE_CHILDREN, getrusage
 from secrets import randbits
 from time import monotonic, sleep
 
-from shmvec._core import mark_process, signal_marked
+from shmvec._core import signal_marked
 
-__all__ = ["end_families", "end_own_family", "lead_family", "new_mark"]
+__all__ = ["end_families", "end_own_family", "new_mark"]
 
 _SIGKILL_TIMEOUT_S = 1.0  # for killed processes to end; one that hangs in the kernel does not
 _MAX_PAUSE_S = 0.02
@@ -29,15 +29,6 @@ _waitid, _getsignal = os.waitid, signal.getsignal
 def new_mark() -> int:
     """A new mark, for a worker that is about to be started."""
     return 1 << 62 | randbits(62)
-
-
-def lead_family(mark: int) -> None:
-    """Marks this process, a worker, and the processes that it starts from now on.
-
-    Where that is impossible, only their process group identifies these processes.
-    """
-    with contextlib.suppress(OSError):
-        mark_process(mark)
 
 
 def end_families(marks: Sequence[int], patience_s: float, spared: int = 0) -> None:

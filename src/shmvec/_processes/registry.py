@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec, registry
 
 from shmvec._pickling import dumps_for_main, loads_in_main
 
-__all__ = ["merge_registry", "preserve_registry", "pack_registry"]
+__all__ = ["merge_registry", "pack_registry"]
 
 _MAIN_MODULES = ("__main__", "__mp_main__")  # the latter if multiprocessing has spawned it
 
@@ -77,13 +76,3 @@ def merge_registry(packed: bytes) -> None:
     specs, main_objects = loads_in_main(packed)
     vars(sys.modules["__main__"]).update(main_objects)
     registry.update(specs)
-
-
-@contextmanager
-def preserve_registry() -> Iterator[None]:
-    """A context in which new ids can be registered, and no id is replaced."""
-    before = dict(registry)
-    try:
-        yield
-    finally:
-        registry.update(before)

@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.envs.registration import registry
 
 from shmvec._core import (
     Channel,
     MappedMemory,
     Segment,
     is_unhandled,
+    mark_process,
     pickle_value,
     start_watchdog,
     watch_forks,
@@ -30,14 +32,14 @@ from shmvec._hints import explain_process_limits
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._pickling import loads_in_main
 from shmvec._processes.control import ImportReport, Report
-from shmvec._processes.descendants import end_own_family, lead_family
+from shmvec._processes.descendants import end_own_family
 from shmvec._processes.generators import free_generator_locks, seed_generators
 from shmvec._processes.host import EnvFn, EnvHost
 from shmvec._processes.libraries import limit_threads
 from shmvec._processes.output import flush_output, redirect_output
 from shmvec._processes.overlap import Alarm, Overlap
 from shmvec._processes.preloading import ImportRecorder
-from shmvec._processes.registry import merge_registry, preserve_registry
+from shmvec._processes.registry import merge_registry
 from shmvec._processes.stacks import offer_stacks
 from shmvec.faults import Failure
 
@@ -209,7 +211,7 @@ def run_worker(task: Task, connect: Callable[[], Parent]) -> None:
 def _run(task: Task, parent: Parent) -> None:
     _apply_environ(task.environ)
     _ignore_program_signals()
-    lead_family(task.mark)
+    mark_process(task.mark)
     parent.start_watchdog(task.mark)
     # In a process group of its own the worker is not reached by Ctrl-C, Ctrl-Z and the like. The
     # parent decides what they do to a worker and to what its envs start.
@@ -320,8 +322,9 @@ def _build_envs(
         doing = "unpickle env_fns"  # this imports the user's modules
         env_fns = task.env_fns
         if isinstance(env_fns, bytes):
-            with preserve_registry():
-                env_fns = loads_in_main(env_fns)
+            specs = dict(registry)
+            env_fns = loads_in_main(env_fns)
+            registry.update(specs)  # the modules may have registered the program's ids again
         # This comes after the imports, because the user's modules may seed the generators, too.
         seed_generators(task.seeds)
         return host.build(env_fns, first_built)
