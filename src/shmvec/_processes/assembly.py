@@ -33,8 +33,7 @@ from shmvec._processes.supervisor import Supervisor
 from shmvec.faults import Failure, raise_failures
 from shmvec.spaces import refuse_reward_space
 
-__all__ = ["Agreement", "agree", "agree_on_spaces", "assemble", "make_supervisor"]
-
+__all__ = ["Agreement", "agree", "assemble", "make_supervisor"]
 
 _INFO_BYTES_PER_ENV = 4096
 _MIN_INFO_BYTES = 65536
@@ -43,6 +42,8 @@ _MAX_MESSAGE_RING_BYTES = 1 << 28  # larger messages go through the channel
 _MIN_BLOCK_BYTES = 1 << 16  # of a batch's observations without texts; smaller ones have no blocks
 _MAX_BLOCKS_BYTES = 1 << 26  # of all blocks
 _MAX_BLOCKS = 4
+
+Space = gym.Space[Any]
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Agreement:
         leasing: Whether batches are returned as borrowed views.
     """
 
-    spaces: tuple[gym.Space[Any], gym.Space[Any], gym.Space[Any], gym.Space[Any]]
+    spaces: tuple[Space, Space, Space, Space]
     metadata: dict[str, Any]
     render_mode: str | None
     layout: Layout
@@ -89,14 +90,13 @@ def agree(workers: Supervisor, settings: Settings, name: str) -> Agreement:
     reports = workers.collect_reports()
     raise_failures([report for report in reports if isinstance(report, Failure)])
     built = [report for report in reports if isinstance(report, Report)]
-    shared = settings.shared_memory
-    spaces = agree_on_spaces(name, workers.ranges, built, settings.observation_mode, shared)
+    spaces = _agree_on_spaces(name, workers.ranges, built, settings)
     layout = Layout(
         spaces[0],
         spaces[2],
         settings.num_envs,
-        not shared or not has_fixed_size(spaces[0]),
-        not shared or not has_fixed_size(spaces[2]),
+        not settings.shared_memory or not has_fixed_size(spaces[0]),
+        not settings.shared_memory or not has_fixed_size(spaces[2]),
         settings.autoreset.in_step,
         reward_space=_agree_on_reward_space(_spaces_by_env(workers.ranges, built, "reward_space")),
     )
@@ -106,13 +106,8 @@ def agree(workers: Supervisor, settings: Settings, name: str) -> Agreement:
     # If faults are handled, an env whose results are lost returns its previous ones.
     num_frames = (settings.num_buffers if leasing else 1) + int(not settings.faults.raises)
     layout = replace(layout, num_frames=num_frames)
-    # Texts are copied also out of blocks, so they do not count.
-    if (
-        settings.copy
-        and not layout.observation_messages
-        and layout.arrays_nbytes >= _MIN_BLOCK_BYTES
-    ):
-        layout = replace(layout, num_blocks=_num_blocks(layout.block_nbytes))
+    if settings.copy:
+        layout = replace(layout, num_blocks=_num_blocks(layout))
     return Agreement(spaces, dict(built[0].metadata), built[0].render_mode, layout, leasing)
 
 
@@ -142,9 +137,12 @@ def _agree_on_reward_space(spaces: Sequence[gym.spaces.Box | None]) -> gym.space
     return first
 
 
-def _num_blocks(nbytes: int) -> int:
-    """The number of blocks of ``nbytes``: 0, or 2 and more, as one is written while one is used."""
-    affordable = min(_MAX_BLOCKS, _MAX_BLOCKS_BYTES // nbytes)
+def _num_blocks(layout: Layout) -> int:
+    """The number of blocks: 0, or 2 and more, as one is written while one is used."""
+    # Texts are copied also out of blocks, so they do not count.
+    if layout.observation_messages or layout.arrays_nbytes < _MIN_BLOCK_BYTES:
+        return 0
+    affordable = min(_MAX_BLOCKS, _MAX_BLOCKS_BYTES // layout.block_nbytes)
     return affordable if affordable >= 2 else 0
 
 
@@ -235,33 +233,11 @@ def _map_segment(
         raise
 
 
-Space = gym.Space[Any]
-
-
-def agree_on_spaces(
-    name: str,
-    ranges: Sequence[range],
-    reports: Sequence[Report],
-    mode: str | tuple[Space, Space],
-    shared_memory: bool,
+def _agree_on_spaces(
+    name: str, ranges: Sequence[range], reports: Sequence[Report], settings: Settings
 ) -> tuple[Space, Space, Space, Space]:
-    """The spaces of observations and actions, of one env and of the batch.
-
-    Args:
-        name: The name of the vector env's class, for messages.
-        ranges: The envs of each worker.
-        reports: Each worker's report of its envs.
-        mode: The ``observation_mode``.
-        shared_memory: Whether observations are to lie in shared memory.
-
-    Returns:
-        Observation space of one env, of the batch; action space of one env, of the batch.
-
-    Raises:
-        RuntimeError: Spaces of the envs differ.
-        ValueError: The observation space cannot lie in shared memory.
-    """
-    first = reports[0]
+    """The spaces of an agreement; raises if those of the envs differ."""
+    first, mode = reports[0], settings.observation_mode
     observation_spaces = _spaces_by_env(ranges, reports, "observation_space")
     action_spaces = _spaces_by_env(ranges, reports, "action_space")
     num_envs = len(observation_spaces)
@@ -274,7 +250,7 @@ def agree_on_spaces(
             if mode == "same"
             else batch_differing_spaces(observation_spaces)
         )
-    if shared_memory:
+    if settings.shared_memory:
         check_shared_memory(single)
     for env, space in enumerate(observation_spaces):
         where = f"The observation space of env {env} is {space}, not {single}."
