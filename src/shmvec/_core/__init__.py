@@ -28,7 +28,7 @@ _NAMES = {
     "memory": "ACTION_ITEMSIZE ActionCodec ArrayCodec Blocks COUNTERS Codec DictCodec Insight "
     "Lease MappedMemory MessageCodec OtherShapeError Results Seeds Segment TEXT_HEAD TextCodec "
     "TupleCodec release reserve_pages segment_bytes",
-    "messages": "Channel check_nesting deep_copy pickle_value",
+    "messages": "Channel check_nesting deep_copy open_channel pickle_value",
     "process": "Descriptor Recorder buffer_c_lines flush_c fork guard_handler is_unhandled "
     "mark_process open_pipe reap_marked signal_marked start_watchdog stop_watchdog write_lines",
     "worker": "FAULT_POINTS OverlappedLoop WorkerLoop die_at end_forks watch_forks",

@@ -26,6 +26,7 @@ from shmvec._core.texts cimport PyUnicode_DATA, measure, text_of, width_of
 
 import math
 import os
+from _socket import socketpair
 from copy import deepcopy
 from pickle import HIGHEST_PROTOCOL, PicklingError, dumps as pickle_by_reference, loads
 
@@ -654,6 +655,13 @@ cdef class ChannelMessage:
     cdef readonly bytes content
     cdef readonly list descriptors          # whoever takes the message closes them
     cdef readonly bint has_all_descriptors  # the kernel drops those that exceed a limit here
+
+
+def open_channel():
+    """A channel, and the socket of its other end."""
+    # Between the calls no bytecode runs, at which a signal's handler could raise.
+    ours, theirs = socketpair()
+    return Channel(ours.detach()), theirs
 
 
 cdef class Channel:

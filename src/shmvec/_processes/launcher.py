@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _socket
 import os
 import signal
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 import cloudpickle
 
 from shmvec import _pickling
-from shmvec._core import Channel, Descriptor
+from shmvec._core import Channel, Descriptor, open_channel
 from shmvec._options import Settings
 from shmvec._processes import interpreter
 from shmvec._processes.fork_server import ForkServer, fork_server
@@ -138,13 +137,7 @@ class Launcher:
             spare_envs=self._settings.spare_envs,
         )
         fill_closed_streams()
-        # The function of the module socket may lose one of them to a signal's handler.
-        parent_end, worker_end = _socket.socketpair()
-        channels: list[Channel] = []
-        # One bytecode does this, so that no handler's exception comes while the descriptor has no
-        # owner.
-        channels.extend(map(Channel, map(_socket.socket.detach, [parent_end])))
-        channel = channels[0]
+        channel, worker_end = open_channel()
         try:
             process = WorkerProcess(
                 target=run_worker,
