@@ -36,7 +36,7 @@ from shmvec._processes.registry import pack_registry
 from shmvec._processes.worker import Parent, Task, run_worker
 from shmvec._processes.worker_process import WorkerProcess
 
-__all__ = ["Launcher", "fill_closed_streams"]
+__all__ = ["Launcher"]
 
 # Prefixes of variables that workers do not get. MPI's are only for its ranks, and PYTHONINSPECT
 # makes an interpreter prompt the user at its end.
@@ -45,6 +45,11 @@ _EXCLUDED_PREFIXES = ("OMPI_", "PMI_", "PYTHONINSPECT")
 _IDENTITY = ("_name", "_identity", "_parent_pid", "_parent_name", "_start_method")
 _STDERR_FD = 2
 _SERVER_ATTEMPTS = 3  # to find a live fork server
+_ENV_FN_ADVICE = (
+    "Make the env inside the function instead of capturing it, and open its files and connections "
+    "in the env. context='fork' pickles nothing, but workers then share the offset of an open file."
+)
+_INIT_ADVICE = "Use a function of a module or script, or context='fork'."
 
 
 class Launcher:
@@ -88,7 +93,7 @@ class Launcher:
             with self._pickling_context:
                 self._env_fns = list(map(_pickle_env_fns, loads, ranges))
                 if self._init is not None:
-                    self._init = _pickle_init(self._init)
+                    self._init = _pickle(self._init, "worker_init", _INIT_ADVICE)
             self._registry = pack_registry()
 
     def prepare(self) -> None:
@@ -132,11 +137,11 @@ class Launcher:
             seeds=worker_seeds(self._generators_state, envs.start, starts),
             method=self._method,
             mark=mark,
-            reports_imports=self.shares_imports and index == 0 and not self._start_counts[0],
+            reports_imports=self.shares_imports and index == starts == 0,
             overlap=self._settings.overlap,
             spare_envs=self._settings.spare_envs,
         )
-        fill_closed_streams()
+        _fill_closed_streams()
         channel, worker_end = open_channel()
         try:
             process = WorkerProcess(
@@ -152,15 +157,13 @@ class Launcher:
                 task.environ = _environ_changes(os.environ, environ)
                 end_opencv_threads()
                 process.fork()
-            elif self._method == "spawn":
-                passed = heritable_environ(environ)
-                task.environ = _environ_changes(passed, environ)
-                process.start_by(partial(_spawn, worker_end.fileno(), passed))
             else:
-                task.environ = _environ_changes(
-                    self._fork_by_server(process, worker_end.fileno()), environ
-                )
-            if self._method != "fork":
+                if self._method == "spawn":
+                    passed = heritable_environ(environ)
+                    process.start_by(partial(_spawn, worker_end.fileno(), passed))
+                else:
+                    passed = self._fork_by_server(process, worker_end.fileno())
+                task.environ = _environ_changes(passed, environ)
                 self._send_start_message(channel, process, task)
             self._start_counts[index] += 1
         except BaseException:
@@ -189,7 +192,7 @@ class Launcher:
         descriptors = [each.number for each in self._pickling_context.descriptors]
         channel.put(0, dumps(start), [tracker, *descriptors])
 
-    def _fork_by_server(self, process: WorkerProcess, descriptor: int) -> Mapping[str, str]:
+    def _fork_by_server(self, process: WorkerProcess, descriptor: int) -> dict[str, str]:
         """Has a server fork a process; returns the environment variables of that process."""
         for _ in range(_SERVER_ATTEMPTS):
             if self._server is None or not self._server.usable:
@@ -209,7 +212,7 @@ def _environ_changes(before: Mapping[str, str], after: Mapping[str, str]) -> dic
     return {**changed, **dict.fromkeys(before.keys() - after.keys())}
 
 
-def fill_closed_streams() -> None:
+def _fill_closed_streams() -> None:
     """Opens /dev/null in place of each standard stream that the program has closed.
 
     Otherwise the next file to be opened would get its number, and prints would go into that file.
@@ -286,25 +289,16 @@ def _pickle_env_fns(env_fns: Sequence[EnvFn], envs: range) -> bytes:
         return _pickle_by_value(env_fns)
     except Exception:
         for index, env_fn in zip(envs, env_fns, strict=True):
-            try:
-                _pickle_by_value(env_fn)
-            except Exception as cause:
-                raise TypeError(
-                    f"env_fns[{index}] cannot be pickled to send it to a worker: {cause}. Make "
-                    "the env inside the function instead of capturing it, and open its files and "
-                    "connections in the env. context='fork' pickles nothing, but workers then "
-                    "share the offset of an open file."
-                ) from cause
+            _pickle(env_fn, f"env_fns[{index}]", _ENV_FN_ADVICE)
         raise  # each one can be pickled: a signal's handler has raised this
 
 
-def _pickle_init(init: Callable[[int], object]) -> bytes:
+def _pickle(value: object, name: str, advice: str) -> bytes:
     try:
-        return _pickle_by_value(init)
+        return _pickle_by_value(value)
     except Exception as error:
         raise TypeError(
-            f"worker_init cannot be pickled to send it to workers: {error}. Use a function of a "
-            "module or script, or context='fork'."
+            f"{name} cannot be pickled to send it to a worker: {error}. {advice}"
         ) from error
 
 
