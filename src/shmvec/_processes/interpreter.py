@@ -111,10 +111,9 @@ def start_interpreter(
     return subprocess.Popen(command, pass_fds=descriptors, env=dict(environ), **group)
 
 
-def spawn_preparation(name: str) -> dict[str, Any]:
+def spawn_preparation() -> dict[str, Any]:
     """The state of this process that ``multiprocessing.spawn`` sets up in a fresh interpreter."""
     state = {
-        "name": name,
         "authkey": bytes(process.current_process().authkey),
         "log_to_stderr": vars(util)["_log_to_stderr"],
         "sys_path": [entry or process.ORIGINAL_DIR for entry in sys.path],  # type: ignore[attr-defined]

@@ -185,7 +185,7 @@ class Launcher:
         start = StartMessage(
             task=task,
             identity={name: vars(process)[name] for name in _IDENTITY},
-            preparation=spawn_preparation(process.name),
+            preparation=spawn_preparation(),
             cores=os.sched_getaffinity(0),
         )
         tracker = _resource_tracker_fd()
@@ -246,12 +246,25 @@ def _spawn(descriptor: int, environ: Mapping[str, str], pids: list[int]) -> None
     pids.append(spawned.pid)
 
 
+class _ReceivedDescriptor:
+    """A descriptor that was sent with a pickle."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def detach(self) -> int:
+        """Returns a copy of the descriptor, in the worker."""
+        return os.dup(interpreter.received_descriptors[self._index])
+
+
 class _PicklingContext:
     """A context in which queues, locks and pipes of multiprocessing can be pickled.
 
     They pass their descriptors to the process that is being started. This context stands in for
     that process.
     """
+
+    DupFd = _ReceivedDescriptor  # is called with the index of a copy
 
     def __init__(self) -> None:
         self.descriptors: list[Descriptor] = []
@@ -267,21 +280,6 @@ class _PicklingContext:
         """Copies a descriptor that is to be sent; returns its index."""
         self.descriptors.append(Descriptor(os.dup, descriptor))
         return len(self.descriptors) - 1
-
-    def DupFd(self, index: int) -> _ReceivedDescriptor:  # noqa: N802
-        """A handle by which the worker finds the descriptor of this index."""
-        return _ReceivedDescriptor(index)
-
-
-class _ReceivedDescriptor:
-    """A descriptor that was sent with a pickle."""
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-
-    def detach(self) -> int:
-        """Returns a copy of the descriptor, in the worker."""
-        return os.dup(interpreter.received_descriptors[self._index])
 
 
 def _pickle_env_fns(env_fns: Sequence[EnvFn], envs: range) -> bytes:
