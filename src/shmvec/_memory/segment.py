@@ -18,6 +18,7 @@ import stat
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from secrets import token_hex
 
@@ -151,8 +152,12 @@ def _make_block(name: str, nbytes: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     name = f"{name}-{token_hex(8)}"
     try:
-        # As SharedMemory does, which before Python 3.13 would also start a process, the resource
-        # tracker, to remove a name that no longer exists by then.
+        if sys.version_info >= (3, 13):
+            block = SharedMemory(name, create=True, size=nbytes, track=False)
+            with contextlib.closing(block):
+                return os.dup(block._fd)  # type: ignore[attr-defined]
+        # Before Python 3.13 SharedMemory would start a process, the resource tracker, to remove a
+        # name that no longer exists by then. This does the same without it.
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR
         descriptor: int = _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
         return descriptor
