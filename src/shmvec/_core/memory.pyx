@@ -1546,8 +1546,7 @@ cdef class Results(Lender):
         self.terminated_rows = ArrayCodec(terminations)
         self.truncated_rows = ArrayCodec(truncations)
         self.reward_nbytes = rewards.nbytes // len(rewards)
-        if rewards.ndim == 1:
-            self.reward_of = rewards
+        self.reward_of = rewards if rewards.ndim == 1 else None
         self.terminated_of = terminations.view("u1")
         self.truncated_of = truncations.view("u1")
         self.num_envs = num_envs
