@@ -54,13 +54,22 @@ class AutoresettingEnv(HostedEnv):
 
 
 class StepRequest(NamedTuple):
-    """A request to make a step."""
+    """A request to make a step.
+
+    Attributes:
+        action: The action.
+    """
 
     action: Any
 
 
 class ResetRequest(NamedTuple):
-    """A request to reset."""
+    """A request to reset.
+
+    Attributes:
+        seed: The seed of the reset, or None.
+        options: The options of the reset, or None.
+    """
 
     seed: int | None = None
     options: dict[str, Any] | None = None

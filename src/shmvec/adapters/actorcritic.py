@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -34,8 +34,15 @@ __all__ = ["MultiEnv", "SubprocessEnv", "create_subprocess_envs"]
 _CLOSE_TIMEOUT_S = 30.0
 
 
+@dataclass(frozen=True)
+class _CloseRequest:
+    """A request to close an env within ``timeout`` seconds."""
+
+    timeout: float | None
+
+
 # A str is the name of a method to call, or of an attribute.
-_Request: TypeAlias = StepRequest | ResetRequest | str
+_Request: TypeAlias = StepRequest | ResetRequest | _CloseRequest | str
 
 
 class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
@@ -200,8 +207,8 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
             timeout: Seconds that this may take; then the process is terminated. None: as long as
                 it takes.
         """
-        if current_job() is None:  # else the MultiEnv of the job closes it, together with others
-            _close([self], timeout)
+        if not self.closed:
+            self._ask(_CloseRequest(timeout))
 
     def _ask(self, request: _Request) -> Any:
         """Makes a request; in a job, together with the requests of other jobs."""
@@ -444,19 +451,22 @@ def _execute(requests: Sequence[tuple[SubprocessEnv, _Request]]) -> list[Any]:
     """Executes requests; sends all steps and resets before it waits for the first answer."""
     groups: dict[RetryingEnvs, dict[int, StepRequest | ResetRequest]] = {}
     for env, request in requests:
-        if not isinstance(request, str):
+        if isinstance(request, (StepRequest, ResetRequest)):
             groups.setdefault(_group_of(env), {})[env.index] = request
     for group, group_requests in groups.items():
         group.begin(group_requests)
     answers_by_group = {group: group.finish(each) for group, each in groups.items()}
+    closing = [env for env, request in requests if isinstance(request, _CloseRequest)]
     answers: list[Any] = []
     for env, request in requests:
-        group = _group_of(env)
-        if not isinstance(request, str):
-            answers.append(answers_by_group[group][env.index])
-            continue
         try:
-            answers.append(group.call_one(env.index, request))
+            if isinstance(request, str):
+                answers.append(_group_of(env).call_one(env.index, request))
+            elif isinstance(request, _CloseRequest):
+                _close(closing, request.timeout)  # the first of these requests closes all envs
+                answers.append(None)
+            else:
+                answers.append(answers_by_group[_group_of(env)][env.index])
         except Exception as error:
             answers.append(error)
     return answers
