@@ -171,6 +171,12 @@ def test_options_add_up_and_end_with_their_block():
         assert envs.num_workers == min(3, usable_cores())
 
 
+def test_options_that_need_each_other_stay_though_another_does_not_fit():
+    options = {"batch_size": (1, 2), "batch_timeout": 0.5, "step_timeout": 3.0}
+    with shmvec.install(**options), made(num_workers=0) as envs:
+        assert envs.batch_size == 2
+
+
 @pytest.mark.deep
 def test_installations_that_do_not_end_in_order():
     first = shmvec.install(num_workers=1)

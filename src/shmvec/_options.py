@@ -729,8 +729,7 @@ def with_signature_of(
             refuse_unknown(type(self).__name__, kwargs, signature.parameters)
             options = signature.bind(*args, **kwargs).arguments
             env_fns = checked_env_fns(options.pop("env_fns"))
-            outside = [*reversed(_installations), _environment_defaults()]
-            init(self, env_fns, _make_settings(len(env_fns), options, OPTIONS, outside))
+            init(self, env_fns, _make_settings(len(env_fns), options, OPTIONS, _outside_defaults()))
 
         receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = list(signature.parameters.values())
@@ -816,7 +815,7 @@ def add_installed(options: Mapping[str, Any]) -> dict[str, Any]:
     added = {name: value for name, value in options.items() if value is not None}
     if "num_workers" in added:
         added["num_workers"] = MaxWorkers(added["num_workers"])
-    _checked(_ASSUMED_NUM_ENVS, added, OPTIONS)
+    _check_values(Settings(num_envs=_ASSUMED_NUM_ENVS), added, OPTIONS)
     _installations.append(added)
     return added
 
@@ -854,47 +853,61 @@ def _make_settings(
 ) -> Settings:
     """Checks the caller's options; those that are missing or None get defaults from outside.
 
-    Earlier mappings of defaults have precedence.
+    Earlier mappings of defaults have precedence. A default is dropped if it does not fit the
+    caller's values: either its check fails, or it makes the check of one of them fail.
     """
     fallbacks = {name: each.value for name, each in options.items() if isinstance(each, Fallback)}
     explicit = {name: value for name, value in options.items() if name not in fallbacks}
     values = {name: value for name, value in explicit.items() if value is not None}
     for defaults in [*outside, fallbacks]:
-        values |= _fitting(num_envs, values, defaults, table)
-    return _checked(num_envs, {**explicit, **values}, table)
+        values |= _compatible_defaults(num_envs, values, defaults, table)
+    settings = Settings(num_envs=num_envs)
+    _check_values(settings, {**explicit, **values}, table)
+    return settings
 
 
-def _fitting(
+def _compatible_defaults(
     num_envs: int,
     values: Mapping[str, Any],
     defaults: Mapping[str, Any],
     table: Mapping[str, Option],
 ) -> dict[str, Any]:
-    """The defaults that fit the values: all, or else each that fits those before it, too."""
-
-    def fits(chosen: Mapping[str, Any]) -> bool:
-        try:
-            _checked(num_envs, {**values, **chosen}, table)
-        except (TypeError, ValueError):
-            return False
-        return True
-
-    missing = {name: defaults[name] for name in table if name in defaults and name not in values}
-    if not missing or fits(missing):  # a check may call the user's code
-        return missing
-    fitting: dict[str, Any] = {}
-    for name, value in missing.items():
-        if fits({**fitting, name: value}):
-            fitting[name] = value
+    """The defaults that fit the values and each other: no check fails."""
+    fitting = {name: value for name, value in defaults.items() if name not in values}
+    while fitting and (misfit := _misfit(num_envs, {**values, **fitting}, table)) is not None:
+        if misfit not in fitting:  # the caller's: find the default with which it is refused
+            trial = dict(values)
+            if _misfit(num_envs, trial, table) == misfit:  # it is wrong by itself
+                break
+            for name in fitting:
+                trial[name] = fitting[name]
+                if _misfit(num_envs, trial, table) == misfit:
+                    break
+            misfit = name
+        del fitting[misfit]
     return fitting
 
 
-def _checked(num_envs: int, values: Mapping[str, Any], table: Mapping[str, Option]) -> Settings:
+def _misfit(num_envs: int, values: Mapping[str, Any], table: Mapping[str, Option]) -> str | None:
     settings = Settings(num_envs=num_envs)
+    try:
+        _check_values(settings, values, table)
+    except (TypeError, ValueError):
+        return next(name for name in table if name not in vars(settings))
+    return None
+
+
+def _check_values(
+    settings: Settings, values: Mapping[str, Any], table: Mapping[str, Option]
+) -> None:
     for name, option in table.items():
         value = values.get(name, option.default)
         setattr(settings, name, value if option.check is None else option.check(value, settings))
-    return settings
+
+
+def _outside_defaults() -> list[dict[str, Any]]:
+    """Defaults from outside, by precedence: calls of ``install``, the last first; variables."""
+    return [*reversed(_installations), _environment_defaults()]
 
 
 def _environment_defaults(scope: Scope | None = None) -> dict[str, Any]:
@@ -907,7 +920,7 @@ def _environment_defaults(scope: Scope | None = None) -> dict[str, Any]:
             continue
         try:
             values[name] = option.parse(text)
-            _checked(1, {name: values[name]}, OPTIONS)
+            _check_values(Settings(num_envs=1), {name: values[name]}, OPTIONS)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{variable}={text!r} in the environment: {error}") from None
     return values
