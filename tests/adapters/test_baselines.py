@@ -270,6 +270,16 @@ def test_it_counts_as_baselines_vec_env_where_that_is_in_use(monkeypatch):
         assert isinstance(venv, theirs.VecEnv)
 
 
+@pytest.mark.parametrize("attributes", [{}, {"VecEnv": object}, None])
+def test_baselines_without_an_abstract_class_is_left_alone(monkeypatch, attributes):
+    import types
+
+    theirs = attributes if attributes is None else types.SimpleNamespace(**attributes)
+    monkeypatch.setitem(sys.modules, "baselines.common.vec_env", theirs)
+    with vec_env([Counter], num_workers=0) as venv:
+        assert venv.num_envs == 1
+
+
 # ---- get_images, render, get_viewer ----------------------------------------------------------
 
 

@@ -298,6 +298,16 @@ def as_vec_env(envs):
     return AgentVecEnv(envs.as_rows())  # on the stand-in, which as_rows does not find
 
 
+def test_methods_of_sb3_rows_can_be_called_by_their_class():
+    with herd(autoreset_mode="SameStep", num_workers=0) as envs:
+        rows = as_vec_env(envs)
+        rows.reset()
+        AgentVecEnv.step_async(rows, np.zeros(12, np.int64))
+        assert len(rows.step_wait()[3]) == 12
+        AgentVecEnv.close(rows)
+        assert envs.closed
+
+
 def test_sb3_rows_are_what_gymnasiums_are():
     with (
         herd(autoreset_mode="SameStep") as envs,

@@ -43,14 +43,17 @@ class AskedEnv(HostedEnv):
 def register_as(kind: type[Any], *names: str) -> None:
     """Registers a class with the system's abstract classes that are imported, for ``isinstance``.
 
+    Classes of other versions of the system may be missing, or not be abstract.
+
     Args:
         kind: The class.
         *names: Names of the abstract classes, as "module:class".
     """
     for name in names:
         module, _, abstract_class = name.partition(":")
-        if module in sys.modules:
-            getattr(sys.modules[module], abstract_class).register(kind)
+        register = getattr(getattr(sys.modules.get(module), abstract_class, None), "register", None)
+        if register is not None:
+            register(kind)
 
 
 def split_final_info(infos: list[Any], env: int) -> tuple[Any, dict[str, Any]]:

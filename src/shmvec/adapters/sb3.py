@@ -379,8 +379,14 @@ class AgentVecEnv(_RowsVecEnv):
         self._seeds = [first + row // count for row in range(self.num_envs)]
         return self._seeds
 
-    step_async = delegate("rows", "step_async")
-    close = delegate("rows", "close")
+    def step_async(self, actions: Any) -> None:
+        """Starts to step all rows and does not wait; see ``AgentRows.step``."""
+        self.rows.step_async(actions)
+
+    def close(self) -> None:
+        """Closes the envs and ends the workers."""
+        self.rows.close()
+
     _reset_rows = delegate("rows", "reset_rows")
     _finish_step = delegate("rows", "finish_rows")
 
