@@ -205,6 +205,31 @@ def test_v2_takes_arrays_and_returns_records(num_workers):
         assert envs.step([]) == []
 
 
+class OwnSpace(gym.Space):
+    """A space that Gymnasium's functions for batches do not know."""
+
+    def sample(self, mask=None, probability=None):
+        return np.zeros(4)
+
+    def contains(self, x):
+        return True
+
+    def __eq__(self, other):
+        return isinstance(other, OwnSpace)
+
+
+class ObservesOwnSpace(Obedient):
+    observation_space = OwnSpace()
+
+
+def test_v2_stacks_observations_of_a_space_that_gymnasium_does_not_know():
+    with manager(
+        SubprocessEnvManagerV2, env_fns=[ObservesOwnSpace] * 3, num_workers=0, shared_memory=False
+    ) as envs:
+        envs.launch()
+        assert envs.ready_obs.shape == (3, 4)
+
+
 @pytest.mark.deep
 def test_v2_actions_are_for_the_observations_that_were_shown():
     """A reset that ends between ready_obs and step does not shift them."""

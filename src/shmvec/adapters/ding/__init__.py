@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector.utils import create_empty_array
 
 from shmvec._arguments import checked_env_fns
 from shmvec.adapters.ding._config import (
@@ -526,9 +526,9 @@ class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
         Waits as ``AsyncSubprocessEnvManager.ready_obs`` does; ``n`` is 0 if no env will be ready.
         """
         observations = [self._slots[env].observation for env in self._wait_for_ready()]
-        space: Any = self.observation_space
-        empty: Any = create_empty_array(space, len(observations))
-        return _to_tree(concatenate(space, observations, empty) if observations else empty)
+        if not observations:
+            return create_empty_array(self.observation_space, 0)
+        return _stack(observations)
 
     def step(self, actions: Any) -> Any:
         """Steps the envs whose observations the last ``ready_obs`` has returned.
@@ -571,6 +571,18 @@ def _to_tree(value: Any) -> Any:
         return value
     tnp = _treetensor()
     return Record({k: _to_tree(v) for k, v in value.items()}) if tnp is None else tnp.array(value)
+
+
+def _stack(observations: Sequence[Any]) -> Any:
+    first = observations[0]
+    if isinstance(first, dict):
+        tnp = _treetensor()
+        if tnp is not None:
+            return tnp.stack([_to_tree(observation) for observation in observations])
+        return Record({key: _stack([each[key] for each in observations]) for key in first})
+    if isinstance(first, tuple):
+        return tuple(_stack(parts) for parts in zip(*observations, strict=True))
+    return np.stack(observations)
 
 
 def _readable_info(info: dict[str, Any]) -> dict[str, Any]:
