@@ -129,7 +129,7 @@ def test_guards_leases_and_processes():
 
         def renew():
             last, handles[0] = handles[0], ProcessHandle(os.getpid(), None)
-            last.release()
+            last.close()
 
         run(look, look, renew, enough=lambda: True)
     """
